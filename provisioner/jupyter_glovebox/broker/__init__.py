@@ -1,0 +1,1 @@
+"""Credential broker. Not built yet: a plan with credentials is refused."""
