@@ -57,6 +57,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     unmounted: tuple[str, ...] = ()
 
 
+class Mounted(msgspec.Struct, frozen=True, kw_only=True):
+    """One mount of a running sandbox, in mount order. `source` is the host path of a bind, else None."""
+
+    target: str
+    writable: bool
+    source: str | None = None
+
+
 class Request(msgspec.Struct, kw_only=True):
     """Everything one sandbox is made from.
 
@@ -104,6 +112,10 @@ class Sandbox(Protocol):
     """The seccomp notify listener, None when this isolation has none."""
     landlock_abi: int
     """The Landlock ABI in force, 0 for none."""
+    mounts: tuple[Mounted, ...]
+    """Every mount inside, for classifying accesses and for the table of writable places."""
+    startup: dict[str, float]
+    """Seconds per step of the start, by step name."""
 
     def release(self) -> None:
         """Let the command start.
