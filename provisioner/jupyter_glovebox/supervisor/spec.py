@@ -104,9 +104,10 @@ class Notice(msgspec.Struct, tag="notice", kw_only=True):
 
 
 class Command(msgspec.Struct, kw_only=True):
-    """`do`: signal (number in `signum`), destroy (`reason` becomes closed_by), promote (verify now)."""
+    """`do`: signal (number in `signum`), destroy (`reason` becomes closed_by), expect (the command will
+    end by itself, for this `reason`), promote (verify and promote now)."""
 
-    do: Literal["signal", "destroy", "promote"]
+    do: Literal["signal", "destroy", "expect", "promote"]
     signum: int = 0
     reason: str = "shutdown"
 
