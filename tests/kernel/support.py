@@ -95,4 +95,3 @@ def processes_with(marker: str) -> list[int]:
             except OSError:
                 continue
     return found
-

@@ -72,8 +72,6 @@ def test_interrupt_reaches_the_cell_and_its_child_and_nothing_else(start: Start)
     assert reply["content"]["ename"] == "KeyboardInterrupt"
     assert kernel.manager.is_alive()
     assert kernel.run("bg.poll() is None")[0] == "True"
-    out, _ = kernel.run("import time\ntry:\n    while True: time.sleep(0.1)\nexcept KeyboardInterrupt: print('bye')" if 0 else "1")
-    assert out == "1"
 
 
 def _cmdline(pid: int) -> list[str]:
@@ -97,7 +95,9 @@ def test_children_die_with_the_kernel(start: Start) -> None:
 def test_restart_gives_a_clean_sandbox_with_the_same_grant(start: Start, ledger: Any) -> None:
     manifest = "version: 1\nname: t\ninputs: [data.txt]\n"
     kernel = start(manifest, files={"data.txt": b"hello"})
-    assert kernel.run("open('new.txt', 'w').write('x'); print(open('data.txt').read())")[0].startswith("hello")
+    assert kernel.run("open('new.txt', 'w').write('x'); print(open('data.txt').read())")[0].startswith(
+        "hello"
+    )
     for now in (True, False):
         kernel.client.stop_channels()
         kernel.client = None

@@ -45,7 +45,12 @@ class LimitValues(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A usage reading. None where this limiter cannot measure it. Bytes, seconds, counts."""
+    """A usage reading. None where this limiter cannot measure it. Bytes, seconds, counts.
+
+    Attributes:
+        memory_limit_hits: how often use met the hard limit; 0 beside an OOM kill means that the machine,
+            not the budget, ran out.
+    """
 
     memory: int | None = None
     memory_peak: int | None = None
@@ -54,6 +59,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     tasks_peak: int | None = None
     oom_kills: int = 0
     pids_refused: int = 0
+    memory_limit_hits: int | None = None
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +90,14 @@ class Limiter(Protocol):
         """Called in the forked child before it execs bwrap: puts itself under the limits.
 
         Must only use descriptors opened beforehand and async-signal-safe work; raises OSError.
+        """
+        ...
+
+    def adopt(self, init_pid: int) -> None:
+        """Told once: pid 1 of the sandbox, as the host sees it. Checks that it is under these limits.
+
+        Raises:
+            CannotIsolateError: it is not.
         """
         ...
 

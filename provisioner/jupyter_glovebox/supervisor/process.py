@@ -27,6 +27,7 @@ from .channel import Channel, Lines, read_available
 from .spec import Closed, Command, Ended, Failed, FromSupervisor, Launched, LaunchSpec, Notice
 
 CONTROL_FD = 3
+_BOOTSTRAP = "from jupyter_glovebox.supervisor.main import main; main()"
 _STDIO_FDS = (4, 5, 6)
 _KEPT_VARIABLES = (
     "HOME", "PATH", "LANG", "LC_ALL", "TZ", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME",
@@ -117,10 +118,7 @@ class SupervisorProcess:
                     (os.POSIX_SPAWN_DUP2, fd, target)
                     for fd, target in zip(high, (CONTROL_FD, *_STDIO_FDS), strict=False)
                 ]
-                code = (
-                    f"import sys; sys.path[:0] = {_import_path()!r}\n"
-                    "from jupyter_glovebox.supervisor.main import main; main()"
-                )
+                code = f"import sys; sys.path[:0] = {_import_path()!r}\n" + _BOOTSTRAP
                 env = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
                 pid = os.posix_spawn(
                     sys.executable,
