@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .files import read_text
 
 
-class Unavailable(Exception):  # noqa: N818 - an answer, not a failure
+class Unavailable(Exception):
     """A way to hold limits that does not exist here: why, and what would make it exist."""
 
     def __init__(self, reason: str, fix: str = "") -> None:

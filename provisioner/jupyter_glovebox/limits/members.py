@@ -31,7 +31,11 @@ def namespace_of(pid: int, proc: Path) -> int | None:
 
 def namespace_members(inode: int, proc: Path) -> list[int]:
     """Every process in that pid namespace; looks at all processes of the machine."""
-    return [pid for entry in os.listdir(proc) if entry.isdigit() and namespace_of(pid := int(entry), proc) == inode]
+    return [
+        pid
+        for entry in os.listdir(proc)
+        if entry.isdigit() and namespace_of(pid := int(entry), proc) == inode
+    ]
 
 
 def descendants(pid: int, proc: Path) -> list[int] | None:

@@ -21,10 +21,11 @@ import sys
 import time
 
 from ..ledger.events import escape
-from . import environment, etc, landlock, seccomp
-from .base import INNER_DIR, KERNEL_SOCKET_DIR, Mounted, Request, SandboxError
+from . import etc, landlock, seccomp
+from .base import INNER_DIR, KERNEL_SOCKET_DIR, Bind, Mounted, Request, SandboxError
 from .diagnosis import diagnose
 from .mounts import MountPlan, memory_file
+from .stage_python import stage_python
 
 BWRAP_CANDIDATES: tuple[str, ...] = ("/usr/bin/bwrap",)
 """Places of the system's bubblewrap; Ubuntu's AppArmor profile allows this path alone."""
@@ -42,6 +43,10 @@ _OOM_ADJUSTMENT = 500
 _PIDFD_SIGNAL_PROCESS_GROUP = 4
 _RLIMIT_CORE, _RLIMIT_NOFILE = 4, 7
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNS = 0x20000
+_MS_RDONLY, _MS_NOSUID, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 32, 4096, 16384, 1 << 18
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+"""The device nodes that bubblewrap binds into the sandbox's /dev."""
 
 
 def find_bwrap() -> str:
@@ -93,7 +98,7 @@ def _home(request: Request) -> str:
     return os.path.normpath(request.env.get("HOME") or os.path.expanduser("~"))
 
 
-def plan_mounts(request: Request, stage_binds: tuple[environment.Bind, ...]) -> MountPlan:
+def plan_mounts(request: Request, stage_binds: tuple[Bind, ...]) -> MountPlan:
     """Everything that lies inside, opened and checked. The caller closes it.
 
     Raises:
@@ -133,7 +138,7 @@ def start(request: Request) -> BubblewrapSandbox:
     """See `sandbox.start`."""
     clock = _Clock()
     program = find_bwrap()
-    python, stage_binds = environment.stage_python()
+    python, stage_binds = stage_python()
     mounts = plan_mounts(request, stage_binds)
     try:
         clock.mark("mounts")
@@ -237,10 +242,11 @@ def _child(
         step = "setup"
         if os.getuid() == 0:
             os.setgroups([])
+            _read_only_devices()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        empty, unused = os.pipe()
+        empty, _ = os.pipe()
         os.dup2(empty, 0, inheritable=True)
         os.dup2(errors, 1, inheritable=True)
         os.dup2(errors, 2, inheritable=True)
@@ -255,6 +261,27 @@ def _child(
         os.execve(command[0], command, {})  # noqa: S606
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         os.write(report, f"{step}:{error}".encode("utf-8", "replace")[:500])
+
+
+def _read_only_devices() -> None:
+    """In a mount namespace of our own, make the device nodes read-only mounts (mount(2)).
+
+    Root owns the host's nodes, and code that root started could give them another mode. Reading and
+    writing a device does not need a writable mount. Without the right to mount, posture says `soft`.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) < 0:
+        return
+    if libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) < 0:
+        raise OSError(ctypes.get_errno(), "mounts cannot be made private")
+    read_only = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
+    for device in DEVICES:
+        path = b"/dev/" + device.encode()
+        if os.path.exists(path):
+            libc.mount(path, path, None, ctypes.c_ulong(_MS_BIND), None)
+            libc.mount(b"none", path, None, ctypes.c_ulong(read_only), None)
 
 
 class _Clock:
@@ -339,7 +366,7 @@ class BubblewrapSandbox:
     def _configure(self, request: Request) -> None:
         assert self._sock is not None  # noqa: S101
         abi = landlock.detect_abi()
-        rules = landlock.ruleset(self.mounts, abi)
+        rules = landlock.ruleset(self.mounts, abi, root=os.getuid() == 0)
         path = ":".join(request.environment.path) or request.env.get("PATH", "/usr/bin:/bin")
         config = {
             "argv": [os.fsencode(a) for a in request.argv],
@@ -451,9 +478,7 @@ class BubblewrapSandbox:
         if self._command_pidfd < 0:
             return
         try:
-            signal.pidfd_send_signal(
-                self._command_pidfd, signum, None, _PIDFD_SIGNAL_PROCESS_GROUP
-            )
+            signal.pidfd_send_signal(self._command_pidfd, signum, None, _PIDFD_SIGNAL_PROCESS_GROUP)
         except ProcessLookupError:
             return
         except OSError as error:

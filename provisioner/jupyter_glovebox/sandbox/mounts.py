@@ -25,7 +25,6 @@ from .inside import open_beneath, open_real
 _SOCKETS_SIZE = 1 << 20
 _MOST_ENTRIES = 400
 _MOST_LINKS = 40
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Files and folders of procfs about the whole machine that root (soft uid) could read or write. They
 # are covered where the kernel has them. The list follows what container runtimes mask.
 _PROC_FILES = (
@@ -33,6 +32,9 @@ _PROC_FILES = (
     "pagetypeinfo", "sched_debug", "slabinfo", "timer_list", "timer_stats", "vmallocinfo",
 )  # fmt: skip
 _PROC_FOLDERS = ("acpi", "asound", "scsi")
+# bubblewrap covers these only where access(2) says they are writable; the folder /proc/sys never is,
+# and yet root's files in it are, capabilities or not (sysctl permissions go by uid).
+_PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 _RESERVED = ("/proc", "/dev", "/sys", INNER_DIR, KERNEL_SOCKET_DIR)
 
 Kind = Literal["bind", "tmpfs", "file", "link", "proc", "dev"]
@@ -191,7 +193,9 @@ class MountPlan:
             self._check(fd, grant)
             self._bind(fd, grant.source, grant.path)
             if grant.source != grant.path:
-                self._bind(fd, grant.source, grant.source)
+                again = os.dup(fd)  # bubblewrap closes a descriptor once it is mounted
+                self.fds.append(again)
+                self._bind(again, grant.source, grant.source)
 
     def _check(self, fd: int, grant: InputGrant) -> None:
         found = os.fstat(fd)
@@ -290,9 +294,7 @@ class MountPlan:
             self.fds.append(opened)
             mode = os.fstat(opened).st_mode
             if stat.S_ISLNK(mode):
-                self._nodes.setdefault(
-                    child, Node("link", child, content=os.readlink(b"", dir_fd=opened))
-                )
+                self._nodes.setdefault(child, Node("link", child, content=os.readlink(b"", dir_fd=opened)))
             elif (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and (
                 child not in self._nodes or child in self._own
             ):
@@ -348,11 +350,7 @@ class MountPlan:
             out += self._emit(node, on_root=ground is None)
             if node.kind not in ("file", "link"):
                 mounted.append(Mounted(target=target, writable=node.writable, source=node.source))
-        for device in _DEVICES:
-            # The nodes are mounts of the host's: only read-only ones cannot be given another mode.
-            out += [b"--remount-ro", b"/dev/" + device.encode()]
-        if root:
-            out += _cover_proc()
+        out += _cover_proc(root)
         out += [b"--remount-ro", b"/dev", b"--remount-ro", b"/"]
         self.mounted = tuple(mounted)
         return out
@@ -397,8 +395,9 @@ class MountPlan:
         target = os.fsencode(node.target)
         perms = [b"--perms", b"%04o" % node.mode]
         if node.kind == "bind":
-            option = b"--bind" if node.writable else b"--ro-bind"
-            return [option, b"/proc/self/fd/%d" % node.fd, target]
+            # bubblewrap mounts by name, then compares what it mounted with the descriptor.
+            option = b"--bind-fd" if node.writable else b"--ro-bind-fd"
+            return [option, b"%d" % node.fd, target]
         if node.kind == "tmpfs":
             return [*perms, b"--size", b"%d" % node.size, b"--tmpfs", target]
         if node.kind == "link":
@@ -421,8 +420,14 @@ def memory_file(content: bytes) -> int:
     return fd
 
 
-def _cover_proc() -> list[bytes]:
+def _cover_proc(root: bool) -> list[bytes]:
     out: list[bytes] = []
+    for name in _PROC_READ_ONLY:
+        if os.path.lexists(f"/proc/{name}"):
+            path = b"/proc/" + name.encode()
+            out += [b"--ro-bind", path, path]
+    if not root:
+        return out
     for name in _PROC_FILES:
         if os.path.lexists(f"/proc/{name}"):
             out += [b"--ro-bind", b"/dev/null", b"/proc/" + name.encode()]

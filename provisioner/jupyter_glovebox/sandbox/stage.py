@@ -12,15 +12,14 @@ Supervisor to stage: 8 bytes length with the command's three streams, a marshall
 Sources: seccomp(2), landlock(7), unix(7), execve(2), close_range(2).
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` would import enum
+import _socket
 import array
 import ctypes
 import marshal
 import os
 import resource
 import sys
-
-import _signal
-import _socket
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds here
 if TYPE_CHECKING:
@@ -104,9 +103,7 @@ def notify(program: bytes) -> int:
     fprog = Fprog(len(program) // 8, ctypes.addressof(text))
     number = _SYS_SECCOMP[os.uname().machine]
     try:
-        return _syscall(
-            number, _SET_MODE_FILTER, _NEW_LISTENER | _WAIT_KILLABLE_RECV, ctypes.byref(fprog)
-        )
+        return _syscall(number, _SET_MODE_FILTER, _NEW_LISTENER | _WAIT_KILLABLE_RECV, ctypes.byref(fprog))
     except OSError as error:
         if error.errno != _EINVAL:  # before Linux 5.19
             raise
@@ -138,10 +135,9 @@ def streams(fds: "list[int]", terminal: bool) -> None:
             os.dup2(inner, target, inheritable=True)
             os.close(inner)
     os.setsid()
-    if terminal:
-        if _libc.ioctl(0, ctypes.c_ulong(_TIOCSCTTY), 0) < 0:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
+    if terminal and _libc.ioctl(0, ctypes.c_ulong(_TIOCSCTTY), 0) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def signals() -> None:

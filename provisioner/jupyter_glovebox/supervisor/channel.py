@@ -14,6 +14,8 @@ import time
 
 import msgspec
 
+CONTROL_FD = 3
+"""The supervisor's end of the control socket."""
 _MAX_BUFFER = 4 << 20
 
 

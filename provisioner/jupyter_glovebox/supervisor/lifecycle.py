@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 from .. import limits, sandbox
@@ -25,10 +24,9 @@ from ..sandbox.base import INNER_CONNECTION_FILE, KERNEL_SOCKET_DIR, Request, Sa
 from ..sandbox.inside import open_inside
 from ..sandbox.validation import validate
 from . import checks, destruction
-from .channel import Channel, Lines, read_available
+from .channel import CONTROL_FD, Channel, Lines, read_available
 from .exports import Exporter, outputs_dir
 from .output import KernelOutput
-from .process import CONTROL_FD
 from .recorder import Recorder
 from .spec import Closed, Command, Ended, Failed, Launched, LaunchSpec
 from .state import KernelState, process_start, write_state
@@ -92,7 +90,7 @@ class Supervisor:
         except GloveboxError as error:
             self._fail("error", "supervisor", error.message, error.remedy)
         except Exception as error:  # noqa: BLE001 - nothing may be left behind, whatever it was
-            traceback.print_exc()
+            self._trace()
             self._fail("error", "supervisor", f"The supervisor failed: {error!r}")
         else:
             status = self._serve()
@@ -102,6 +100,12 @@ class Supervisor:
         self.end_reason = "failed-launch"
         self._finish(None)
         self.channel.send(Failed(kind=kind, stage=stage, message=message, remedy=remedy))
+
+    @staticmethod
+    def _trace() -> None:
+        import traceback  # costs milliseconds, and is hardly ever needed
+
+        traceback.print_exc()
 
     def _mark(self, step: str) -> None:
         now = time.monotonic()
@@ -386,7 +390,7 @@ class Supervisor:
             try:
                 artifacts = self.exporter.export(self.recorder, promoting=self.spec.promote)
             except Exception as error:  # noqa: BLE001 - the sandbox must still be destroyed
-                traceback.print_exc()
+                self._trace()
                 self.recorder.report(
                     "left-behind", "export", "outputs", rule=f"the export failed: {error!r}", severity="high"
                 )

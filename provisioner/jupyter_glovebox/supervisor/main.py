@@ -6,12 +6,10 @@ import os
 import select
 import signal
 import sys
-import traceback
 
 import msgspec
 
-from .channel import Channel
-from .process import CONTROL_FD
+from .channel import CONTROL_FD, Channel
 from .spec import Failed, LaunchSpec
 
 
@@ -50,6 +48,8 @@ def main() -> None:
 
         supervisor = Supervisor(spec, channel, rest)
     except Exception as error:  # noqa: BLE001 - the manager must hear of it, whatever it is
+        import traceback
+
         traceback.print_exc(file=sys.stderr)
         channel.send(Failed(kind="error", stage="supervisor", message=f"The supervisor failed: {error!r}"))
         channel.flush(2.0)

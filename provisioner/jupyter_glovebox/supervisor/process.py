@@ -6,7 +6,6 @@ pidfd_open(2).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
@@ -23,10 +22,9 @@ import msgspec
 
 from ..errors import CannotIsolateError, GloveboxError, RefusedError
 from ..sandbox.base import SandboxError
-from .channel import Channel, Lines, read_available
+from .channel import CONTROL_FD, Channel, Lines, read_available
 from .spec import Closed, Command, Ended, Failed, FromSupervisor, Launched, LaunchSpec, Notice
 
-CONTROL_FD = 3
 _BOOTSTRAP = "from jupyter_glovebox.supervisor.main import main; main()"
 _STDIO_FDS = (4, 5, 6)
 _KEPT_VARIABLES = (
@@ -239,6 +237,8 @@ def _dup_above(fd: int, lowest: int) -> int:
 
 async def _readable(fd: int, timeout: float | None) -> None:
     """Wait until `fd` can be read, at most `timeout` seconds."""
+    import asyncio  # not at the top: the command line never needs it
+
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     try:
