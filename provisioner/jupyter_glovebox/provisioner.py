@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import KernelProvisionerBase
+from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 
 from .errors import CannotIsolateError, GloveboxError
 from .grants import Grant, grant_for
@@ -32,7 +32,7 @@ _START_SECONDS = 60.0
 _CLEANUP_SECONDS = 120.0
 
 
-class GloveboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
+class GloveboxProvisioner(KernelProvisionerBase):
     """Starts every kernel in a sandbox. One supervisor per life of the kernel; the grant is kept."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ class GloveboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
         plan = grant.resolution.plan
         host_env = dict(os.environ if client_env is None else client_env)
         spec_env = {name: host_env[name] for name in self.kernel_spec.env if name in host_env}
-        environment = discover(cmd, host_env)
+        environment = discover(cmd, host_env, cwd=self._cwd)
         info = self.connection_info
         key = info.get("key", b"")
         return LaunchSpec(
@@ -257,7 +257,7 @@ class GloveboxProvisioner(KernelProvisionerBase):  # type: ignore[misc]
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
-    async def resolve_path(self, path: str) -> str | None:
+    def resolve_path(self, path: str) -> str | None:
         """None: the server must not answer for the sandbox from the host's file system."""
         return None
 

@@ -107,7 +107,9 @@ ATTACKS = [
     ),
     Attack(
         "inherited", "descriptor-of-pid-1",
-        "attempt(lambda: [os.open(f\"/proc/{T['peer']}/fd/{n}\", os.O_RDONLY) for n in os.listdir(f\"/proc/{T['peer']}/fd\")])",
+        "def f():\n    opened = []\n    folder = f\"/proc/{T['peer']}/fd/\"\n    for n in os.listdir(folder):\n"
+        "        try: opened.append(os.open(folder + n, os.O_RDONLY | os.O_NONBLOCK))\n"
+        "        except OSError: pass\n    need(opened)\nattempt(f)",
     ),
     Attack(
         "inherited", "environment",
@@ -137,7 +139,7 @@ ATTACKS = [
     Attack("process", "kill-outside", "attempt(lambda: os.kill(T['sleeper'], 0))"),
     Attack(
         "process", "ptrace",
-        f"p = subprocess.Popen(['sleep', '9'])\ntry: attempt(lambda: call({_nr('ptrace')}, 16, p.pid, 0, 0))\nfinally: p.kill(); p.wait()",
+        f"p = subprocess.Popen(['sleep', '9'])\ntry: attempt(lambda: call({_nr('ptrace')}, 0x4206, p.pid, 0, 0))\nfinally: p.kill(); p.wait()",
     ),
     Attack(
         "process", "process-vm-readv",

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from jupyter_glovebox.sandbox import landlock, stage
 from jupyter_glovebox.sandbox.base import Mounted
 

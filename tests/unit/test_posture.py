@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from jupyter_glovebox import sandbox
 from jupyter_glovebox.limits.base import ControlState
 from jupyter_glovebox.manifest.plan import Scratch

@@ -162,7 +162,8 @@ def _approve(args: argparse.Namespace) -> int:
     if not args.yes and not _agreed():
         show.note("Not approved; nothing was changed.")
         return int(Exit.ERROR)
-    approval = approvals.approve(args.notebook, manifest)
+    sources = {grant.path: grant.source for grant in resolution.plan.inputs}
+    approval = approvals.approve(args.notebook, manifest, sources=sources)
     ledger = Ledger(str(state_dir() / "ledger.sqlite3"))
     try:
         ledger.add(

@@ -131,4 +131,5 @@ def _usage(args: argparse.Namespace) -> int:
 def _flat(record: Any) -> dict[str, Any]:
     """The contract's shape: usage's fields beside the record's."""
     body: dict[str, Any] = msgspec.to_builtins(record)
-    return body.pop("usage") | body
+    usage: dict[str, Any] = body.pop("usage")
+    return usage | body

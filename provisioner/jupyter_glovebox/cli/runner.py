@@ -53,7 +53,7 @@ def read_notebook(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"There is no notebook at {escape(str(path))}.", "Name an existing .ipynb file.")
     try:
-        return nbformat.read(path, as_version=4)
+        return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     except (OSError, UnicodeDecodeError, ValueError, nbformat.ValidationError, AttributeError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
@@ -61,7 +61,7 @@ def read_notebook(path: Path) -> Any:
         ) from error
 
 
-class _Client(NotebookClient):  # type: ignore[misc]
+class _Client(NotebookClient):
     """Says with each request which cell of the notebook it is, so that events can name it."""
 
     async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +146,7 @@ def run_notebook(
     if output is not None:
         with contextlib.suppress(KeyError):
             del notebook.metadata["widgets"]
-        nbformat.write(notebook, output)
+        nbformat.write(notebook, output)  # type: ignore[no-untyped-call]
     return _result(path, resolution, grant, kernel_id, status, reason)
 
 

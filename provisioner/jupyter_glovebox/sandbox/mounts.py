@@ -37,6 +37,8 @@ _PROC_FOLDERS = ("acpi", "asound", "scsi")
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 _RESERVED = ("/proc", "/dev", "/sys", INNER_DIR, KERNEL_SOCKET_DIR)
 
+_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr", "/var")
+
 Kind = Literal["bind", "tmpfs", "file", "link", "proc", "dev"]
 
 
@@ -116,7 +118,7 @@ class MountPlan:
         for name, path in (("working folder", plan.workdir), ("home folder", home)):
             if not path.startswith("/") or os.path.normpath(path) != path or path == "/" or "\0" in path:
                 raise _refuse(f"The {name} {escape(path)!r} is not a plain absolute folder name.")
-            if any(below(path, reserved) or below(reserved, path) for reserved in _RESERVED):
+            if path in _SYSTEM or any(below(path, place) or below(place, path) for place in _RESERVED):
                 raise _refuse(
                     f"The {name} {escape(path)} is a place of the system.", "Move the notebook elsewhere."
                 )

@@ -71,13 +71,11 @@ class InputWatch:
     """Sees whether granted files changed on the host after the sandbox was made."""
 
     def __init__(self, plan: Plan) -> None:
-        self._last = {grant.source: grant.identity for grant in plan.inputs if grant.identity is not None}
+        self._last = {g.source: g.identity for g in plan.inputs if g.identity is not None}
 
     def report_changes(self, recorder: Recorder) -> None:
         """One `input-stale` event for each source that is not what it was; called at each cell start."""
         for source, known in list(self._last.items()):
-            if known is None:
-                continue
             try:
                 now = os.stat(source)
             except OSError:

@@ -86,7 +86,7 @@ class Exporter:
             if promoting:
                 artifacts = promote.promote(
                     artifacts,
-                    snapshots,
+                    candidates,
                     target,
                     ledger=recorder.ledger,
                     kernel_id=self._kernel,

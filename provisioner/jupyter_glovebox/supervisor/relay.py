@@ -128,7 +128,9 @@ class Relay:
 
     def start(self, sockets_fd: int) -> None:
         """Start the thread; `sockets_fd` is the folder in which the kernel makes its sockets."""
-        self._thread = threading.Thread(target=self._run, args=(os.dup(sockets_fd),), name="relay", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(os.dup(sockets_fd),), name="relay", daemon=True
+        )
         self._thread.start()
 
     def _connect(self, folder: int) -> bool:
