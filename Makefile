@@ -134,7 +134,7 @@ demo: .venv/.demo system-sandbox ## run an agent's notebook in its sandbox; resu
 	$(PY) -m jupyter_glovebox approve --yes $(DEMO) || status=$$?
 	if [ $$status = 0 ]; then
 	  echo
-	  echo "Running the notebook in its sandbox (some 20 seconds) ..."
+	  echo "Running the notebook in its sandbox (some 10 seconds) ..."
 	  $(PY) -m jupyter_glovebox run $(DEMO) --export build/demo --json >build/demo.json || status=$$?
 	  $(PY) manifests/demo/summary.py build/demo.json || { [ $$status != 0 ] || status=1; }
 	fi

@@ -132,6 +132,7 @@ def main(arguments: list[str]) -> int:
         print(f"{escape(error['message'])}\n  {escape(error['remedy'])}".rstrip(), file=sys.stderr)
         return 1
     problems = show(result)
+    sys.stdout.flush()
     for problem in problems:
         print(f"WRONG: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -80,7 +80,21 @@ class GloveboxProvisioner(KernelProvisionerBase):
         """Point the manager to our endpoints; the kernel's command, with the name of its connection file."""
         manager = self.parent
         if manager is None:
-            return [*self.kernel_spec.argv, *extra]
+            self.connection_info = {
+                "transport": "ipc",
+                "ip": f"{self._folder}/o",
+                "key": secrets.token_hex(16),
+                "signature_scheme": "hmac-sha256",
+                "shell_port": 1,
+                "iopub_port": 2,
+                "stdin_port": 3,
+                "control_port": 4,
+                "hb_port": 5,
+            }
+            return [
+                p.replace("{connection_file}", INNER_CONNECTION_FILE)
+                for p in (*self.kernel_spec.argv, *extra)
+            ]
         manager.transport = "ipc"
         manager.ip = f"{self._folder}/o"
         session = (kwargs.get("env") or {}).get("JPY_SESSION_NAME", "")
@@ -204,11 +218,10 @@ class GloveboxProvisioner(KernelProvisionerBase):
             self._process.send(Command(do="signal", signum=signum))
 
     async def kill(self, restart: bool = False) -> None:
-        """SIGKILL everything inside."""
+        """SIGKILL everything inside. Whether a restart follows is not told here (jupyter_client#1061)."""
         if self._process is not None:
-            self._process.send(
-                Command(do="destroy", reason="restart" if self._restarting or restart else "shutdown")
-            )
+            reason = "restart" if self._restarting or restart else "kill"
+            self._process.send(Command(do="destroy", reason=reason))
 
     async def terminate(self, restart: bool = False) -> None:
         """SIGTERM to the kernel's process group."""
@@ -230,8 +243,7 @@ class GloveboxProvisioner(KernelProvisionerBase):
             if process.ended is None:
                 process.send(Command(do="destroy", reason="restart" if restart else "shutdown"))
             await self._finish(process)
-        if not restart:
-            self._restarting = False
+        self._restarting = False
 
     async def _finish(self, process: SupervisorProcess) -> None:
         """See the supervisor to its end; clean up after it when it was killed."""

@@ -105,7 +105,7 @@ def test_restart_gives_a_clean_sandbox_with_the_same_grant(start: Start, ledger:
         out, _ = kernel.run("import os; print(os.path.exists('new.txt'), open('data.txt').read())")
         assert out == "False hello\n"
     kernel.close()
-    assert [r.closed_by for r in ledger(kernel.kernel_id)[1]] == ["restart", "restart", "shutdown"]
+    assert [r.closed_by for r in ledger(kernel.kernel_id)[1]] == ["kill", "restart", "kill"]
 
 
 def test_a_connected_client_survives_a_restart(start: Start) -> None:

@@ -310,9 +310,18 @@ def _table(path: str, kind: str, outputs: Outputs, findings: _Findings) -> None:
 def _runs(cell: str) -> bool:
     """Whether a spreadsheet would run a cell's text (OWASP, CSV injection); numbers do not count."""
     text = cell.lstrip(" \"'\ufeff") if cell[:1] in (" ", "\ufeff") else cell
-    return text[:1] in ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20") and not _NUMBER.fullmatch(
-        text
-    )
+    return text[:1] in (
+        "=",
+        "+",
+        "-",
+        "@",
+        "\t",
+        "\r",
+        "\uff1d",
+        "\uff0b",
+        "\uff0d",
+        "\uff20",
+    ) and not _NUMBER.fullmatch(text)
 
 
 def _delimiter(path: str) -> str:

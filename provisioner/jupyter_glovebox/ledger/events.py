@@ -87,8 +87,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One per kernel life, written when its sandbox has gone.
 
     Attributes:
-        closed_by: `shutdown`, `restart`, `exit` (the kernel ended by itself), `budget:<name>`,
-            `manager-gone`, `failed-launch`, `sweep`.
+        closed_by: `shutdown`, `restart`, `kill` (ended at once, also to restart), `exit` (by itself),
+            `budget:<name>`, `manager-gone`, `failed-launch`, `sweep`.
         cleanup: steps `processes`, `cgroup`, `credentials`, `storage`, `sockets`.
     """
 

@@ -49,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         memory_limit_hits: how often use met the hard limit; 0 beside an OOM kill means that the machine,
-            not the budget, ran out.
+            not the budget, ran out. None where the kernel does not count it.
     """
 
     memory: int | None = None

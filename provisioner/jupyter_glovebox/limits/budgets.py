@@ -10,6 +10,9 @@ from .base import Breach, LimitValues, Reading
 _REFUSAL_SECONDS = 5.0
 """At most one message about refused forks in this time: a fork bomb is refused thousands of times a second."""
 
+_ALLOCATION = 4 << 20
+"""The largest single charge (a huge page, and what is batched per processor): use stays that far below a limit."""
+
 
 def size(count: int) -> str:
     """Bytes for a person, in powers of 1024."""
@@ -68,7 +71,7 @@ class BudgetWatch:
             if not reading.oom_kills:
                 return None
             used = size(reading.memory_peak or reading.memory or 0)
-            if reading.memory_limit_hits == 0:
+            if self._below_the_limit(reading):
                 return (
                     f"the machine ran out of memory and its system killed the kernel, which used {used} "
                     f"of its memory budget of {size(budget)}"
@@ -79,6 +82,14 @@ class BudgetWatch:
         if reading.memory is None or reading.memory <= budget:
             return None
         return f"memory budget of {size(budget)} reached: the kernel used {size(reading.memory)}"
+
+    def _below_the_limit(self, reading: Reading) -> bool:
+        """Whether a process was killed for want of memory though its kernel had not used up its own."""
+        if reading.memory_limit_hits is not None:
+            return reading.memory_limit_hits == 0
+        # Version 1 does not count (memory.failcnt stays 0 on newer kernels): compare the peak.
+        peak = reading.memory_peak
+        return peak is not None and peak + _ALLOCATION < self._values.memory
 
     def _cpu_time(self, reading: Reading) -> str | None:
         limit, used = self._values.cpu_time, reading.cpu_seconds

@@ -86,7 +86,7 @@ def choose(
                     fix = (error.fix if isinstance(error, Unavailable) else "") or fix
                 continue
             return limiter
-    return RlimitLimiter(values, cpus, host, reasons=tuple(reasons), fix=fix)
+    return RlimitLimiter(values, cpus, host, reasons=tuple(dict.fromkeys(reasons)), fix=fix)
 
 
 def _reason(kind: str, error: Unavailable | OSError) -> str:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from .host import Host, Unavailable, below
-from .v2 import service_fix
+from .v2 import NO_CONTROLLERS, available_controllers, service_fix
 
 _PATIENCE = 3.0
 _PATH = "/usr/bin:/bin:/usr/local/bin:/run/current-system/sw/bin"
@@ -29,8 +29,8 @@ def own_scope(host: Host, name: str) -> Path:
         Unavailable: systemd, the user's manager or busctl is missing, or the request was refused.
     """
     mount = host.v2_mount()
-    if mount != host.root:
-        raise Unavailable("cgroup v2 does not hold this machine's controllers")
+    if mount is None or not available_controllers(mount) & {"memory", "pids"}:
+        raise Unavailable(NO_CONTROLLERS)
     if not host.systemd:
         raise Unavailable("systemd does not run this machine")
     environment = _bus_environment(host)

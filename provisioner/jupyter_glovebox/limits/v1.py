@@ -92,7 +92,6 @@ class V1Groups:
             tasks_peak=read_int(self._file("pids", "pids.peak")),
             oom_kills=read_keyed(self._file("memory", "memory.oom_control")).get("oom_kill", 0),
             pids_refused=read_keyed(self._file("pids", "pids.events")).get("max", 0),
-            memory_limit_hits=read_int(self._file("memory", "memory.failcnt")),
         )
 
 

@@ -23,6 +23,7 @@ from .host import Host, Unavailable, below, writable
 WANTED = ("memory", "pids", "cpu", "cpuset")
 HOST_LEAF = "glovebox-host"
 LEAF_PREFIX = "glovebox-"
+NO_CONTROLLERS = "cgroup v2 does not hold this machine's controllers"
 _PERIOD = 100_000
 _DELEGATE = "Delegate=cpu cpuset io memory pids"
 
@@ -89,6 +90,8 @@ def delegated_group(host: Host) -> Path:
     mount = host.v2_mount()
     if mount is None:
         raise Unavailable("cgroup v2 is not mounted")
+    if not available_controllers(mount) & {"memory", "pids"}:
+        raise Unavailable(NO_CONTROLLERS)
     own = below(mount, path := host.own_groups().get("", "/.."))
     if own is None:
         raise Unavailable("our own group is not visible in /sys/fs/cgroup", _container_fix(host))

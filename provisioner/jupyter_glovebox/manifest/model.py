@@ -276,7 +276,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     enforce: bool = True
     baseline: Literal["allow", "refuse"] = "allow"
     workload: Workload = "generated-code"
-    isolation: dict[str, Isolation] = dict.fromkeys(WORKLOADS, "bubblewrap")
+    isolation: dict[str, Isolation] = msgspec.field(
+        default_factory=lambda: dict.fromkeys(WORKLOADS, "bubblewrap")
+    )
     require: tuple[str, ...] = ()
     denials: Literal["explicit", "uniform"] = "explicit"
     approval: Literal["click", "code"] = "click"

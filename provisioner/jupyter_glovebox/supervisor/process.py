@@ -146,7 +146,8 @@ class SupervisorProcess:
 
     def pump(self) -> None:
         """Take in everything the supervisor has said, without waiting."""
-        if self.gone:
+        if self.gone or not self._finalizer.alive:
+            self.gone = True
             return
         data, self.gone = read_available(self._channel.fd)
         for line in self._lines.feed(data):
