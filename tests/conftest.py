@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-
 _PREFIX = f"/tmp/gbx{os.getpid()}-"
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import LocalProvisioner
-
 from jupyter_glovebox import grants
 from jupyter_glovebox.manifest.compile import resolve
 from jupyter_glovebox.provisioner import GloveboxProvisioner

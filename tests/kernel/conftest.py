@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
-
 from jupyter_glovebox import grants
 from jupyter_glovebox.ledger.events import Event, UsageRecord
 from jupyter_glovebox.ledger.store import Ledger

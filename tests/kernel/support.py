@@ -12,7 +12,6 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
-
 from jupyter_glovebox.provisioner import GloveboxProvisioner
 
 PATIENCE = 60

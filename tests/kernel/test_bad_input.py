@@ -12,7 +12,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-
 from jupyter_glovebox.cli import main
 from jupyter_glovebox.ledger.store import Ledger
 from jupyter_glovebox.locations import runtime_dir, state_dir

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,7 +107,8 @@ def test_idle_costs_nothing_much(start: Start) -> None:
     (state,) = read_states(runtime_dir())
 
     def ticks() -> int:
-        fields = open(f"/proc/{state.supervisor_pid}/stat").read().rpartition(")")[2].split()
+        text = Path(f"/proc/{state.supervisor_pid}/stat").read_text()
+        fields = text.rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
     time.sleep(1)

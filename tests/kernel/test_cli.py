@@ -11,7 +11,6 @@ from typing import Any
 
 import nbformat
 import pytest
-
 from jupyter_glovebox.cli import main
 
 SPEC = {"name": "python3", "display_name": "Python 3", "language": "python"}

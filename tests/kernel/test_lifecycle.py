@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import AsyncKernelManager
-
 from jupyter_glovebox.locations import runtime_dir
 from jupyter_glovebox.provisioner import GloveboxProvisioner
 from jupyter_glovebox.supervisor.state import read_states

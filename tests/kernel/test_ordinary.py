@@ -6,10 +6,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
-
 from jupyter_glovebox.cli.runner import run_notebook
 from jupyter_glovebox.manifest.compile import resolve
+from nbclient import NotebookClient
 
 from .ordinary import MANIFEST, NOTEBOOKS, PEOPLE
 

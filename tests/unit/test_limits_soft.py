@@ -172,7 +172,10 @@ def test_adopting_what_is_not_a_sandbox_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CannotIsolateError, match="pid namespace"):
             limiter.adopt(outside.pid)
         assert limiter.pids() == []
-        assert outside.poll() is None
+        limiter.kill()
+        assert limiter.destroy().verified
+        time.sleep(0.05)
+        assert outside.poll() is None, "a process that is not ours was killed"
         outside.kill()
     with pytest.raises(CannotIsolateError):
         limiter.adopt(outside.pid)

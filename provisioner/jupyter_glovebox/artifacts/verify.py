@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ledger.events import escape
-from ..manifest.plan import Outputs
+from ..manifest.plan import TYPES, Outputs
 from . import identify, intake
 from .model import Artifact, Candidate, Reason, Verdict
 
@@ -121,7 +121,7 @@ def _verdict(candidate: Candidate, outputs: Outputs) -> Artifact:
         allowed = ", ".join(outputs.types) or "none"
         findings.add(
             "reject", "type", f"the content is {kind}, which may not leave (allowed: {allowed})",
-            f"Add `{kind}` to outputs.types." if kind in identify_known() else "Write another format.",
+            f"Add `{kind}` to outputs.types." if kind in TYPES else "Write another format.",
         )  # fmt: skip
     if not identify.agrees(kind, candidate.name):
         findings.add("reject", "name-type", f"the name says something else than the content, which is {kind}",
@@ -141,13 +141,6 @@ def _verdict(candidate: Candidate, outputs: Outputs) -> Artifact:
         sha256=digest,
         reasons=tuple(findings.reasons),
     )
-
-
-def identify_known() -> tuple[str, ...]:
-    """Types that a manifest can name."""
-    from ..manifest.model import TYPES
-
-    return TYPES
 
 
 def _digest(path: str) -> tuple[int, str]:

@@ -132,7 +132,8 @@ def run_notebook(
     )
     status, reason = "completed", ""
     try:
-        client.execute()
+        # nbclient leaves a manager that it was given running unless it is told otherwise.
+        client.execute(cleanup_kc=True)
     except CellExecutionError as error:
         status, reason = "error", f"{error.ename}: {error.evalue}"
     except (DeadKernelError, CellTimeoutError) as error:

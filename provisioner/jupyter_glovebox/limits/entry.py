@@ -38,11 +38,15 @@ class Entry:
         os.sched_setaffinity(0, self._cpus)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, self.open_files))
         # When the machine itself runs out of memory, the sandbox goes first, not the Jupyter server.
-        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        # Not possible where the process is not dumpable, or has a higher score already: no limit depends on it.
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return
         try:
             os.write(fd, _OOM_SCORE)
-        except PermissionError:
-            pass  # started with a higher score already; only privilege could lower it
+        except OSError:
+            pass
         finally:
             os.close(fd)
 

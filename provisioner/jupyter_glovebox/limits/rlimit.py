@@ -56,15 +56,17 @@ class RlimitLimiter:
 
     def adopt(self, init_pid: int) -> None:
         try:
-            self._init_fd = os.pidfd_open(init_pid)
+            fd = os.pidfd_open(init_pid)
         except OSError as error:
             raise CannotIsolateError(
-                f"The sandbox ended before it was under its limits ({error})."
+                f"The sandbox ended before it was under its limits ({error.strerror})."
             ) from error
-        self._init_pid = init_pid
-        self._namespace = namespace_of(init_pid, self._host.proc)
-        if self._namespace in (None, namespace_of(os.getpid(), self._host.proc)):
+        namespace = namespace_of(init_pid, self._host.proc)
+        if namespace is None or namespace == namespace_of(os.getpid(), self._host.proc):
+            # Not kept: whatever this process is, it is not ours to end.
+            os.close(fd)
             raise CannotIsolateError(f"Process {init_pid} is not in a pid namespace of its own.")
+        self._init_pid, self._init_fd, self._namespace = init_pid, fd, namespace
 
     def reading(self) -> Reading:
         if self._init_fd < 0 or self._ended():

@@ -142,8 +142,7 @@ def service_fix(host: Host) -> str:
         return f"In the unit that starts Jupyter, set under [Service]: {_DELEGATE}; then restart it."
     return (
         f"If a systemd service starts Jupyter, set under its [Service]: {_DELEGATE}; then restart it. "
-        f"Otherwise run: sudo loginctl enable-linger {host.uid}, and start Jupyter with "
-        f"XDG_RUNTIME_DIR=/run/user/{host.uid}"
+        f"Otherwise run: sudo loginctl enable-linger {host.uid}"
     )
 
 

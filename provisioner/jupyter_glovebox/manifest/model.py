@@ -26,13 +26,19 @@ from .fields import (
     Truth,
     Whole,
 )
-from .plan import CONTROLS, Budgets, Credential, Display, Isolation, NetworkRule, Outputs, Scratch, Workload
+from .plan import (
+    CONTROLS,
+    TYPES,
+    Budgets,
+    Credential,
+    Display,
+    Isolation,
+    NetworkRule,
+    Outputs,
+    Scratch,
+    Workload,
+)
 
-TYPES = (
-    "csv", "tsv", "xlsx", "ods", "parquet", "arrow", "json", "jsonl", "txt", "md", "html", "svg", "png",
-    "jpeg", "gif", "webp", "pdf", "ipynb", "zip", "tar", "gz", "npy", "npz", "sqlite", "hdf5", "safetensors",
-    "yaml",
-)  # fmt: skip
 DEFAULT_TYPES = (
     "csv", "tsv", "xlsx", "ods", "parquet", "arrow", "json", "jsonl", "txt", "md", "png", "jpeg", "gif", "pdf",
 )  # fmt: skip

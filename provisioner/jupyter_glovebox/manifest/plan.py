@@ -26,6 +26,14 @@ CONTROLS = (
 """Every control by its name in posture, in the order in which it is shown."""
 
 
+TYPES = (
+    "csv", "tsv", "xlsx", "ods", "parquet", "arrow", "json", "jsonl", "txt", "md", "html", "svg", "png",
+    "jpeg", "gif", "webp", "pdf", "ipynb", "zip", "tar", "gz", "npy", "npz", "sqlite", "hdf5", "safetensors",
+    "yaml",
+)  # fmt: skip
+"""Content types that a manifest can let leave, by name."""
+
+
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 

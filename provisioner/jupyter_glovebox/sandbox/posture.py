@@ -150,12 +150,18 @@ def _descriptors(sandbox: Sandbox) -> ControlState:
     for name in os.listdir(f"/proc/{sandbox.pid}/fd"):
         if int(name) < 3:
             continue
-        with open(f"/proc/{sandbox.pid}/fdinfo/{name}") as file:
-            flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+        try:
+            with open(f"/proc/{sandbox.pid}/fdinfo/{name}") as file:
+                flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+        except FileNotFoundError:
+            continue  # the stage has closed it since: it closes everything on its way
         if not flags & _CLOEXEC_FLAG:
             return ControlState("off", f"Descriptor {name} would be inherited.", _DOCTOR)
     for name in os.listdir(f"/proc/{sandbox.init_pid}/fd"):
-        kind = os.stat(f"/proc/{sandbox.init_pid}/fd/{name}").st_mode
+        try:
+            kind = os.stat(f"/proc/{sandbox.init_pid}/fd/{name}").st_mode
+        except FileNotFoundError:
+            continue
         if stat.S_ISDIR(kind) or stat.S_ISREG(kind) or stat.S_ISBLK(kind) or stat.S_ISCHR(kind):
             return ControlState("off", f"Process 1 inside holds a file of the host ({name}).", _DOCTOR)
     return ControlState("enforced", "Only its three streams are inherited.")

@@ -23,10 +23,9 @@ from ..sandbox.sensitive import is_sensitive, is_sensitive_address
 
 # Names that programs look for on every machine. Hidden ones stay ENOENT without an event, unless they
 # are sensitive: a configuration that is not there is not something that a person was denied.
-# /tmp and /dev/shm are private by nature.
 _QUIET = (
     "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/run/", "/var/cache/", "/var/lib/", "/boot/", "/usr/",
-    "/lib/", "/lib64/", "/bin/", "/sbin/", "/tmp/",  # noqa: S108
+    "/lib/", "/lib64/", "/bin/", "/sbin/",
 )  # fmt: skip
 
 
