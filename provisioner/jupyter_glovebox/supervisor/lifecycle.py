@@ -247,7 +247,8 @@ class Supervisor:
         self.relay = relay = Relay(
             self.spec.outer, self.inner_key, on_cell=self._on_cell, on_problem=self._on_problem
         )
-        self.recorder.current_cell = lambda: relay.current_cell
+        self.recorder.current_cell = lambda: relay.cells.current
+        self.recorder.complete_cell = relay.cells.complete
         relay.bind()
         relay.start(sockets_fd)
 

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from ..errors import GloveboxError
 from ..ledger.events import Cell, Event, EventClass, Severity, UsageRecord
 from ..ledger.store import Ledger
@@ -20,6 +22,7 @@ class Recorder:
     Attributes:
         blocked: how many attempts were blocked so far.
         current_cell: gives the running cell.
+        complete_cell: adds the execution count, for which it may wait a moment.
     """
 
     def __init__(self, spec: LaunchSpec, channel: Channel) -> None:
@@ -30,6 +33,7 @@ class Recorder:
         self._ledger = Ledger(spec.ledger)
         self.blocked = 0
         self.current_cell: Callable[[], Cell | None] = lambda: None
+        self.complete_cell: Callable[[Cell], Cell] = lambda cell: cell
 
     @property
     def ledger(self) -> Ledger:
@@ -38,6 +42,8 @@ class Recorder:
 
     def add(self, event: Event) -> None:
         """Store an event and send it on; called from any thread."""
+        if event.cell is not None:
+            event = msgspec.structs.replace(event, cell=self.complete_cell(event.cell))
         with self._lock:
             try:
                 stored = self._ledger.add_event(event)

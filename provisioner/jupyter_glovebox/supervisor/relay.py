@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 
 from ..ledger.events import Cell, CleanupStep, escape
+from .cells import RunningCells
 from .spec import Ports
 
 _DELIMITER = b"<IDS|MSG>"
@@ -69,7 +70,7 @@ class Relay:
         on_message: see `OnMessage`.
 
     Attributes:
-        current_cell: the running cell.
+        cells: the running cell.
         display_bytes: bytes of iopub messages that passed.
         ready: set when all channels of the kernel are connected.
     """
@@ -86,7 +87,6 @@ class Relay:
         self._outer = outer
         self._outer_key = outer.key.encode()
         self._inner_key = inner_key.encode()
-        self._on_cell = on_cell
         self._on_problem = on_problem
         self._on_message = on_message
         self._context = zmq.Context()
@@ -99,8 +99,7 @@ class Relay:
         self._announcement: tuple[str, str] | None = None
         self._announced = threading.Event()
         self._said: dict[str, float] = {}
-        self._request: tuple[list[bytes], dict[str, Any], int | None, str | None] | None = None
-        self.current_cell: Cell | None = None
+        self.cells = RunningCells(on_cell)
         self.display_bytes = 0
         self.ready = threading.Event()
 
@@ -264,47 +263,29 @@ class Relay:
             if channel == "shell" and b'"execute_request"' in header:
                 self._execute_request(frames, at, json.loads(header))
             return
-        if channel != "iopub":
-            return
-        if b'"execute_input"' in header:
-            parent = json.loads(bytes(frames[at + 3].buffer))
+        if channel == "shell" and b'"execute_reply"' in header:
+            # An aborted request is never said to be idle.
+            if b'"aborted"' in bytes(frames[at + 5].buffer[:4096]):
+                self.cells.ended(_parent_id(frames, at))
+        elif channel == "iopub" and b'"execute_input"' in header:
             content = json.loads(bytes(frames[at + 5].buffer))
-            self._started(parent.get("msg_id"), int(content["execution_count"]))
-        elif b'"status"' in header:
-            content = bytes(frames[at + 5].buffer)
-            parent = json.loads(bytes(frames[at + 3].buffer))
-            if b'"idle"' in content and self._request and parent.get("msg_id") == self._request[1]["msg_id"]:
-                self._request = None
-                self._set_cell(None)
+            self.cells.started(_parent_id(frames, at), int(content["execution_count"]))
+        elif (
+            channel == "iopub" and b'"status"' in header and b'"idle"' in bytes(frames[at + 5].buffer[:4096])
+        ):
+            self.cells.ended(_parent_id(frames, at))
 
     def _execute_request(self, frames: list[Any], at: int, header: dict[str, Any]) -> None:
         metadata = json.loads(bytes(frames[at + 4].buffer))
         ours = metadata.get("jupyter_glovebox")
         index = ours.get("cell_index") if isinstance(ours, dict) else None
         cell_id = metadata.get("cellId")
-        identities = [f.bytes for f in frames[:at]]
-        self._pending = getattr(self, "_pending", {})
-        self._pending[str(header["msg_id"])] = (
-            identities,
+        self.cells.requested(
+            [f.bytes for f in frames[:at]],
             header,
             index if isinstance(index, int) else None,
             escape(cell_id)[:64] if isinstance(cell_id, str) and cell_id else None,
         )
-        while len(self._pending) > 1000:
-            self._pending.pop(next(iter(self._pending)))
-
-    def _started(self, msg_id: str | None, execution_count: int) -> None:
-        known = getattr(self, "_pending", {}).pop(msg_id, None) if msg_id else None
-        if known is None:
-            return  # not a request of a client of ours: it names no cell
-        self._request = known
-        self._set_cell(
-            Cell(execution_count=execution_count, msg_id=str(msg_id), index=known[2], cell_id=known[3])
-        )
-
-    def _set_cell(self, cell: Cell | None) -> None:
-        self.current_cell = cell
-        self._on_cell(cell)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -317,10 +298,10 @@ class Relay:
         self._announced.wait(2.0)
 
     def _announce(self, name: str, text: str) -> None:
-        if self._request is None:
+        if (request := self.cells.running) is None:
             return
-        identities, parent, _, _ = self._request
-        count = self.current_cell.execution_count if self.current_cell else None
+        identities, parent, cell = request
+        count = cell.execution_count
         error = {"ename": "GloveboxBudget", "evalue": text, "traceback": [f"GloveboxBudget ({name}): {text}"]}
         self._say("iopub", [b"stream"], parent, "stream", {"name": "stderr", "text": f"Glovebox: {text}\n"})
         self._say("iopub", [b"error"], parent, "error", error)
@@ -360,3 +341,7 @@ class Relay:
         if left:
             return CleanupStep(verified=False, detail=f"endpoints left: {', '.join(left)}")
         return CleanupStep(verified=True, detail="five endpoints closed and removed")
+
+
+def _parent_id(frames: list[Any], at: int) -> str:
+    return str(json.loads(bytes(frames[at + 3].buffer)).get("msg_id"))
