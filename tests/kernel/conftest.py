@@ -55,7 +55,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
 
 
 @pytest.fixture
-def ledger() -> Iterator[Callable[[str], tuple[list[Event], list[UsageRecord]]]]:
+def ledger() -> Callable[[str], tuple[list[Event], list[UsageRecord]]]:
     """`ledger(kernel_id)` gives the events and usage records of a kernel."""
 
     def _read(kernel_id: str) -> tuple[list[Event], list[UsageRecord]]:
@@ -65,4 +65,4 @@ def ledger() -> Iterator[Callable[[str], tuple[list[Event], list[UsageRecord]]]]
         finally:
             store.close()
 
-    yield _read
+    return _read

@@ -115,7 +115,7 @@ NOTEBOOKS: dict[str, list[str]] = {
     "introspection": [
         "import json\njson.dumps?",
         "%timeit -n 10 -r 2 sum(range(100))",
-        "%env TZ",
+        "%env HOME",
         "from IPython.display import display, HTML, Markdown, Image\ndisplay(HTML('<b>x</b>'), Markdown('*y*'))",
         "import os, psutil\nassert os.cpu_count() >= 1 and psutil.Process().memory_info().rss > 0",
         "%load_ext autoreload\n%autoreload 2",

@@ -176,9 +176,7 @@ def test_shell_needs_a_terminal_and_works_in_one(folder: Path) -> None:
 
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "jupyter_glovebox", "shell", str(notebook)]
-    with subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True):
         os.close(slave)
         os.write(master, b"echo $((40 + 2))-here; ls -A ~; cat /etc/shadow; exit\n")
         seen = b""

@@ -263,13 +263,14 @@ def _shell(args: argparse.Namespace) -> int:
     _copy_window_size(master)
     bash = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
     spec = _spec(resolution, [bash, "-i"], environment, (slave, slave, slave), terminal=True)
+    spec.env["HISTFILE"] = ""  # no history: its usual place is a sensitive one
     process = _launch(spec)
     os.close(slave)
     show.note("In the sandbox. Leave with `exit`.")
     old = termios.tcgetattr(0)
     signal.signal(signal.SIGWINCH, lambda *_: _copy_window_size(master))
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSANOW)  # not TCSAFLUSH: what was typed ahead stays
         _copy_terminal(process, master)
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, old)

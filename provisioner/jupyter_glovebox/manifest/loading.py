@@ -88,11 +88,12 @@ def _read(path: Path, *, follow: bool) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _fail(name, f"The file cannot be read: {reason}.", "Check its name and rights.") from error
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise _fail(name, f"It is {kind}.", "Name a YAML file.")
     with os.fdopen(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise _fail(name, f"It is {kind}.", "Name a YAML file.")
         try:
             text = file.read(_MOST_BYTES + 1)
         except OSError as error:
