@@ -22,7 +22,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 STALE := $(shell for stamp in .venv/.demo .venv/.developer; do \
   [ ! -f $$stamp ] || [ "$$(cat $$stamp)" = "$$PWD" ] || rm -f $$stamp; done)
 
-.PHONY: help install demo test test-long lint format bench wheel schema clean system-sandbox system-test
+.PHONY: help install demo test second-user test-long lint format bench wheel schema clean system-sandbox system-test
 
 # `needs PACKAGE WHY`: installs a system package where that is possible, else says what to do.
 define SYSTEM_PACKAGES
@@ -148,7 +148,41 @@ demo: .venv/.demo system-sandbox ## run an agent's notebook in its sandbox; resu
 # -- checks ----------------------------------------------------------------------------------------
 
 test: install system-test lint ## lint and test (what continuous integration runs)
-	@$(PY) -m pytest -m "not long" $(PYTEST_ARGS)
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) second-user; fi
+	if [ "$$(id -u)" = 0 ]; then
+	  export GLOVEBOX_TEST_USER=glovebox-test GLOVEBOX_TEST_PYTHON=$(SECOND)/venv/bin/python
+	fi
+	$(PY) -m pytest -m "not long" $(PYTEST_ARGS)
+	if [ "$$(id -u)" = 0 ]; then
+	  echo "The kernel tests once more, as an ordinary user:"
+	  cd $(SECOND)
+	  setpriv --reuid glovebox-test --regid glovebox-test --init-groups \
+	    env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=$(SECOND)/home LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
+	    venv/bin/python -m pytest -c $(SECOND)/pyproject.toml --rootdir $(SECOND) -p no:cacheprovider -m "not long" \
+	    tests/kernel --ignore tests/kernel/test_limits_v1.py
+	fi
+
+# Tests started by root also run as an ordinary user, who may not be able to read root's folders: a copy
+# of the project and an environment of the system's Python stand where everybody can read them.
+SECOND := /var/lib/glovebox-test
+
+second-user:
+	@$(SYSTEM_PACKAGES)
+	id glovebox-test >/dev/null 2>&1 || useradd --system --user-group --home-dir $(SECOND)/home glovebox-test
+	command -v setpriv >/dev/null || needs util-linux "tests as an ordinary user"
+	[ -x $(SECOND)/venv/bin/python ] || { python=/usr/bin/python3
+	  mkdir -p $(SECOND)
+	  $$python -m venv $(SECOND)/venv 2>/dev/null || { needs python3-venv "tests as an ordinary user"; $$python -m venv --clear $(SECOND)/venv; }
+	}
+	echo "Installing the project for the tests as an ordinary user ..."
+	umask 022
+	install -d -o glovebox-test -g glovebox-test -m 755 $(SECOND)/home
+	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --upgrade 'pip>=25.1'
+	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --group test '.[demo]'
+	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --force-reinstall --no-deps .
+	rm -rf $(SECOND)/tests $(SECOND)/manifests
+	cp -r tests manifests pyproject.toml $(SECOND)/
+	chmod -R a+rX $(SECOND)/tests $(SECOND)/manifests $(SECOND)/pyproject.toml
 
 test-long: install system-test ## races, fuzzing, whole suites of peers
 	@$(PY) -m pytest -m long $(PYTEST_ARGS)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import ensure_event_loop, run_sync
 from jupyter_glovebox.locations import runtime_dir
 from jupyter_glovebox.provisioner import GloveboxProvisioner
 from jupyter_glovebox.supervisor.state import read_states
@@ -174,7 +175,13 @@ def test_program_that_ends_at_once_says_why(start: Start, ledger: Any) -> None:
 
 def test_start_in_a_thread_that_ends(start: Start) -> None:
     made: list[Kernel] = []
-    thread = threading.Thread(target=lambda: made.append(start()))
+
+    def work() -> None:
+        loop = ensure_event_loop()  # the one jupyter_client would make, and leave open
+        made.append(start())
+        loop.close()
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     time.sleep(2)
@@ -193,15 +200,13 @@ def test_dropped_manager_ends_its_sandbox() -> None:
 
 
 def test_cleanup_is_idempotent_and_harmless_before_a_launch(start: Start) -> None:
-    import asyncio
-
     manager = new_manager()
-    asyncio.run(manager.provisioner.cleanup())
-    asyncio.run(manager.provisioner.cleanup(restart=True))
+    run_sync(manager.provisioner.cleanup)()
+    run_sync(manager.provisioner.cleanup)(restart=True)
     manager.start_kernel()
     assert manager.is_alive()
     manager.shutdown_kernel(now=True)
-    asyncio.run(manager.provisioner.cleanup())
+    run_sync(manager.provisioner.cleanup)()
     assert not manager.is_alive()
 
 

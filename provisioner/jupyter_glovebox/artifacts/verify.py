@@ -443,8 +443,9 @@ def _expectations(candidate: Candidate, kind: str, outputs: Outputs, findings: _
     columns = expected.get("columns", {})
     names = list(columns) if isinstance(columns, dict | list) else []
     if names and header != names:
-        findings.add("reject", "columns", f"the columns are {escape(', '.join(header))[:200]}, expected were "
-                     f"{escape(', '.join(map(str, names)))[:200]}", "Correct the table or `expect`.", "line 1")  # fmt: skip
+        found, wanted = (escape(", ".join(map(str, part)))[:200] for part in (header, names))
+        message = f"the columns are {found}; expected were {wanted}"
+        findings.add("reject", "columns", message, "Correct the table or `expect`.", "line 1")
         return
     count = _check_rows(rows, columns if isinstance(columns, dict) else {}, header, findings)
     least = expected.get("min_rows", 0)
@@ -480,8 +481,8 @@ def _check_rows(
             if text and not (re.fullmatch(r"[-+]?\d+", text) if n in whole else _is_number(text)):
                 wrong += 1
                 if wrong == 1:
-                    findings.add("reject", "column-type", f"{escape(header[n])} holds {escape(text)[:40]!r}, which is no "
-                                 "number", "Clean the column.", f"line {count + 1}")  # fmt: skip
+                    message = f"{escape(header[n])} holds {escape(text)[:40]!r}, which is no number"
+                    findings.add("reject", "column-type", message, "Clean the column.", f"line {count + 1}")
     return count
 
 
