@@ -157,7 +157,7 @@ test: install system-test lint ## lint and test (what continuous integration run
 	  echo "The kernel tests once more, as an ordinary user:"
 	  cd $(SECOND)
 	  setpriv --reuid glovebox-test --regid glovebox-test --init-groups \
-	    env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=$(SECOND)/home LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
+	    env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/home/glovebox-test LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \
 	    venv/bin/python -m pytest -c $(SECOND)/pyproject.toml --rootdir $(SECOND) -p no:cacheprovider -m "not long" \
 	    tests/kernel --ignore tests/kernel/test_limits_v1.py
 	fi
@@ -168,7 +168,7 @@ SECOND := /var/lib/glovebox-test
 
 second-user:
 	@$(SYSTEM_PACKAGES)
-	id glovebox-test >/dev/null 2>&1 || useradd --system --user-group --home-dir $(SECOND)/home glovebox-test
+	id glovebox-test >/dev/null 2>&1 || useradd --system --user-group --home-dir /home/glovebox-test glovebox-test
 	command -v setpriv >/dev/null || needs util-linux "tests as an ordinary user"
 	[ -x $(SECOND)/venv/bin/python ] || { python=/usr/bin/python3
 	  mkdir -p $(SECOND)
@@ -176,7 +176,7 @@ second-user:
 	}
 	echo "Installing the project for the tests as an ordinary user ..."
 	umask 022
-	install -d -o glovebox-test -g glovebox-test -m 755 $(SECOND)/home
+	install -d -o glovebox-test -g glovebox-test -m 700 /home/glovebox-test
 	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --upgrade 'pip>=25.1'
 	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --group test '.[demo]'
 	$(SECOND)/venv/bin/python -m pip --quiet --disable-pip-version-check install --force-reinstall --no-deps .

@@ -353,7 +353,8 @@ def test_missing_and_unusable_commands(work: Path) -> None:
 def test_signals_are_as_in_a_new_program(work: Path) -> None:
     out = run(["/bin/cat", "/proc/self/status"], make_plan(str(work)))["out"]
     masks = re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*(\w+)$", out, re.M)
-    assert masks == ["0" * 16] * 3
+    # 32 and 33 are the C library's own; Python can neither see nor reset them.
+    assert [int(mask, 16) & ~(3 << 31) for mask in masks] == [0, 0, 0]
 
 
 def test_signal_reaches_the_command_and_its_group(work: Path) -> None:

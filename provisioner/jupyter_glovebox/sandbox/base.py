@@ -80,6 +80,7 @@ class Request(msgspec.Struct, kw_only=True):
         outputs_size: bytes of the outputs tmpfs.
         disk_scratch: host folder for `scratch: {on: disk}`, made by the caller, else None.
         terminal: stdin is a terminal that becomes the controlling one (`shell`).
+        meanwhile: called once while the sandbox's first processes come up; work that would cost time later.
     """
 
     plan: Plan
@@ -97,6 +98,7 @@ class Request(msgspec.Struct, kw_only=True):
     outputs_size: int
     disk_scratch: str | None = None
     terminal: bool = False
+    meanwhile: Callable[[], None] | None = None
 
 
 class Sandbox(Protocol):

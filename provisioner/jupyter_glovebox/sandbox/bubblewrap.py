@@ -183,6 +183,8 @@ def _start(
                 os.close(fd)
             theirs.close()
         clock.mark("fork")
+        if request.meanwhile is not None:
+            request.meanwhile()
         box.meet(request)
     except BaseException:
         box.close()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..artifacts import intake, promote, verify
 from ..ledger.events import escape
 from ..manifest.plan import Plan
 from .recorder import Recorder
@@ -67,6 +66,9 @@ class Exporter:
         Returns:
             The artifacts in the shape of the `run` result.
         """
+        # Not at the top: a kernel's start need not wait for what its end needs.
+        from ..artifacts import intake, promote, verify
+
         outputs = self._plan.outputs
         root = outputs_dir(self._plan)
         target = destination(self._plan, self._export_dir)

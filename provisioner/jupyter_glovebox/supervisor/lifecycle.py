@@ -194,7 +194,15 @@ class Supervisor:
             outputs_size=plan.outputs.max_total_size if plan.outputs else 0,
             disk_scratch=self.disk_scratch,
             terminal=spec.terminal,
+            meanwhile=self._import_rest,
         )
+
+    def _import_rest(self) -> None:
+        """Load what is needed in a moment, while the sandbox's own processes start on another core."""
+        from . import observation  # noqa: F401
+
+        if self.spec.mode == "kernel":
+            from . import relay  # noqa: F401
 
     def _connection_file(self) -> dict[str, bytes]:
         if self.spec.mode != "kernel":
