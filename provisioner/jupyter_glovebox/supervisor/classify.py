@@ -68,6 +68,14 @@ class Classifier:
         self._workdir = plan.workdir
         self._dot_homes = tuple(f"{home.rstrip('/')}/." for home in homes)
 
+    def readable(self) -> tuple[bytes, ...]:
+        """Beginnings of names that lie in read-only mounts of host folders: reading there is never an event."""
+        return tuple(
+            os.fsencode(target) + b"/"
+            for target, mount in self._mounts.items()
+            if mount.source is not None and not mount.writable and os.path.isdir(mount.source)
+        )
+
     # -- paths ----------------------------------------------------------------------------------
 
     def mount_of(self, path: str) -> Mounted | None:

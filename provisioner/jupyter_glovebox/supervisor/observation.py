@@ -105,9 +105,13 @@ class Observer:
         self._stopping = False
         self._lookups: dict[int, tuple[float, Cell | None, Process]] = {}
         at = column(os.uname().machine)
-        self._calls = {
-            number: name for name, entry in WATCHED.items() if (number := entry[at]) is not None
-        } | {int(entry[at]): name for name, entry in WATCHED_WITH_ADDRESS.items()}
+        self._calls: dict[int, str] = {}
+        for name, (x86, arm, _) in [*WATCHED.items(), *WATCHED_WITH_ADDRESS.items()]:
+            if (number := (x86, arm)[at]) is not None:
+                self._calls[number] = name
+        # Nearly all opens are reads of installed files: they pass after one look. (path, flags) arguments.
+        self._quick = {n: (0, 1) if name == "open" else (1, 2) for n, name in self._calls.items()
+                       if name in ("open", "openat")}  # fmt: skip
         self._threads = [
             threading.Thread(target=self._answer_all, name="observation", daemon=True),
             threading.Thread(target=self._report_all, name="reporting", daemon=True),
@@ -136,19 +140,19 @@ class Observer:
     def _answer_all(self) -> None:
         listener = self._listener
         try:
-            while True:
-                call = listener.receive(500)
-                if call is None:
-                    if self._stopping:
-                        return
-                    continue
-                self._answer(listener, call)
-        except EOFError:
-            return
+            listener.serve(
+                lambda call: self._answer(listener, call),
+                lambda: self._stopping,
+                quick=self._quick,
+                writes=_WRITE_FLAGS,
+                readable=self._classifier.readable(),
+            )
         except OSError as error:
             # Calls that nobody answers fail with ENOSYS once the listener closes: closed, never open.
             self._failed = f"{error.strerror}"
             self._waiting.put(_Waiting(_failure(self._failed), None, Process(pid=0, comm="", cmdline="")))
+        finally:
+            listener.close()
 
     def _answer(self, listener: Listener, call: Call) -> None:
         try:
@@ -182,6 +186,8 @@ class Observer:
         if name == "sendmmsg":
             return self._sendmmsg(listener, call)
         operation = WATCHED[name][2]
+        if operation == "exec":
+            listener.forget(call.pid)
         writes, creates = _intent(name, listener, call)
         for number, (folder, place) in enumerate(_PLACES[name]):
             raw = listener.string(call.pid, call.args[place])
