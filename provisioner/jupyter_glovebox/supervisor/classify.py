@@ -100,7 +100,7 @@ class Classifier:
         mount = self.mount_of(path)
         if mount is not None and mount.source is not None and not mount.writable:
             return self._read_only(operation, path, creates) if writes else None
-        if mount is not None and mount.writable and (writes or creates):
+        if creates and mount is not None and mount.writable and self._inside(posixpath.dirname(path)):
             return None
         if mount is not None and not mount.writable and path.startswith(("/proc/", "/dev/")):
             return None
@@ -202,8 +202,7 @@ class Classifier:
         if not name.startswith(b"/"):
             return None  # abstract or relative: there is only what the sandbox itself has
         path = posixpath.normpath(os.fsdecode(name))
-        mount = self.mount_of(path)
-        if (mount is not None and mount.writable) or self._inside(path):
+        if self._inside(path):
             return None
         sensitive = is_sensitive(path, self._homes)
         if not sensitive and not os.path.lexists(path):
