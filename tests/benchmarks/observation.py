@@ -1,0 +1,68 @@
+"""What one watched open costs, and `import` of a large package: inside a sandbox with and without watching.
+
+    python tests/benchmarks/observation.py [--runs 7]
+
+Both arms run in the same sandbox; the second has a notify filter that watches nothing. Interleaved, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+CODE = """
+import json, os, time
+def timed(work):
+    begin = time.perf_counter(); work(); return time.perf_counter() - begin
+def opens():
+    for _ in range(3000):
+        os.close(os.open('/usr/bin/env', 0))
+def numpy():
+    import numpy
+print(json.dumps({'open, microseconds': timed(opens) / 3000 * 1e6, 'import numpy, milliseconds': timed(numpy) * 1e3}))
+"""
+DRIVER = """
+import sys
+from jupyter_glovebox.supervisor import process
+process._BOOTSTRAP = sys.argv.pop(1) + process._BOOTSTRAP
+from jupyter_glovebox.cli import main
+sys.exit(main())
+"""
+ARMS = {
+    "watched": "",
+    "not watched": "import jupyter_glovebox.sandbox.seccomp as s, struct; "
+    "s.notify_filter = lambda *a, **k: struct.pack('=HBBI', 6, 0, 0, 0x7FFF0000); ",
+}
+
+
+def main() -> None:
+    """Run the arms in turn and print the medians."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=7)
+    runs = parser.parse_args().runs
+    results: dict[str, dict[str, list[float]]] = {arm: {} for arm in ARMS}
+    with tempfile.TemporaryDirectory() as state, tempfile.TemporaryDirectory() as folder:
+        env = dict(os.environ, JUPYTER_GLOVEBOX_STATE_DIR=state)
+        for number in range(runs + 1):
+            for arm, patch in ARMS.items():
+                command = [sys.executable, "-c", DRIVER, patch, "exec", "--", sys.executable, "-c", CODE]
+                done = subprocess.run(
+                    command, env=env, cwd=folder, capture_output=True, text=True, check=True
+                )
+                for what, value in json.loads(done.stdout).items():
+                    if number:  # the first round warms the page cache
+                        results[arm].setdefault(what, []).append(value)
+    for what in results["watched"]:
+        watched, plain = (statistics.median(results[arm][what]) for arm in ARMS)
+        print(f"{what}: watched {watched:.1f}, not watched {plain:.1f}, more {watched - plain:.1f}")
+
+
+if __name__ == "__main__":
+    main()
