@@ -120,7 +120,7 @@ class GloveboxProvisioner(KernelProvisionerBase):
         grant, folder = self._grant, self._folder
         if grant is None or folder is None:
             raise GloveboxError("launch_kernel was called before pre_launch.")
-        self._end_former_life()
+        await self._end_former_life()
         self._status = None
         private_dir(folder)
         try:
@@ -170,10 +170,11 @@ class GloveboxProvisioner(KernelProvisionerBase):
             promote=grant.promote,
         )
 
-    def _end_former_life(self) -> None:
+    async def _end_former_life(self) -> None:
+        """A manager may start a kernel again without ending the former one: both would share endpoints."""
         if self._process is not None:
-            self._process.reap()
-            self._process = None
+            self._process.send(Command(do="destroy", reason="restart"))
+            await self._finish(self._process)
         sweep_dead()
 
     def _tell(self, notice: Notice) -> None:

@@ -5,7 +5,6 @@ run outside needs: `plain`, `root` (only root can do it, so only root is tried i
 (it works in a user namespace of one's own, where one has capabilities).
 """
 
-# ruff: noqa: E501 - a table with an attack to the line
 from __future__ import annotations
 
 import platform

@@ -35,9 +35,19 @@ class Suite:
     expected: dict[str, str] = field(default_factory=dict)
 
 
+OTHER_CLASS = "asserts the class of the local provisioner, or hides all provisioners but its own"
+NO_CURVE = "asks for CurveZMQ; the sockets are private to the user instead, and `required` is refused"
+ENVIRONMENT = "the kernel needs a variable of the test, and only named ones come in"
 FORCED_IPC = "asserts TCP endpoints; a sandboxed kernel is reached by private Unix sockets only"
 OWN_FILES = "the kernel needs files of the test's own folder, which no manifest grants it"
 
+CLIENT_EXPECTED = {
+    r"test_find_all_specs|test_existing\[no_provisioner\]": OTHER_CLASS,
+    r"generates_curve_keys": NO_CURVE,
+    r"test_signal_kernel_subprocesses|test_async_signal_kernel_subprocesses|test_start_new_(async_)?kernel|"
+    r"test_templated_kspec_env|TestParallel|test_restarter": OWN_FILES,
+    r"test_(tcp|ipc)_cinfo": FORCED_IPC,
+}
 SUITES = {
     "jupyter_kernel_test": Suite("jupyter_kernel_test", "0.7.0", ["test_ipykernel.py"]),
     "jupyter_client-quick": Suite(
@@ -48,15 +58,18 @@ SUITES = {
             "tests/test_multikernelmanager.py", "tests/test_restarter.py", "tests/test_client.py",
         ],
         ["jupyter_client[test]"],
+        CLIENT_EXPECTED,
     ),
     "jupyter_client": Suite(
-        "jupyter_client", "8.10.0", ["-p", "no:asyncio", "tests"], ["jupyter_client[test]"]
+        "jupyter_client", "8.10.0", ["-p", "no:asyncio", "tests"], ["jupyter_client[test]"], CLIENT_EXPECTED
     ),
     "nbclient": Suite(
         "nbclient",
         "0.11.0",
         ["-o", "asyncio_default_fixture_loop_scope=function", "tests"],
         ["nbclient[test]"],
+        {r"Inline Image": OWN_FILES, r"test_(async_)?parallel_notebooks": ENVIRONMENT,
+         r"Skip Exceptions with Cell Tags": ENVIRONMENT},
     ),
     "nbconvert": Suite(
         "nbconvert",

@@ -108,6 +108,15 @@ def test_restart_gives_a_clean_sandbox_with_the_same_grant(start: Start, ledger:
     assert [r.closed_by for r in ledger(kernel.kernel_id)[1]] == ["kill", "restart", "kill"]
 
 
+def test_a_second_start_ends_the_first_sandbox(start: Start, ledger: Any) -> None:
+    kernel = start()
+    first = _supervisor(kernel)
+    kernel.manager.start_kernel()
+    assert _supervisor(kernel) != first
+    assert kernel.run("1 + 1")[0] == "2"
+    assert [r.closed_by for r in ledger(kernel.kernel_id)[1]] == ["restart"]
+
+
 def test_a_connected_client_survives_a_restart(start: Start) -> None:
     kernel = start()
     kernel.run("x = 1")
