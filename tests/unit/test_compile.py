@@ -114,11 +114,25 @@ def test_defaults_follow_the_ceiling_down(tmp_path: Path) -> None:
         "workload: trusted-adapter\n",
         "outputs: {path: ../elsewhere}\n",
         "outputs: {path: /tmp}\n",
+        "outputs: {path: .git/hooks}\n",
+        "outputs: {path: a/.ipython}\n",
     ],
 )
 def test_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ManifestError):
         plan_of(text, tmp_path)
+
+
+def test_an_outputs_folder_that_is_a_link(tmp_path: Path) -> None:
+    """A folder that somebody sent could hold `outputs` as a link to ~/.ssh."""
+    work = tmp_path / "work"
+    work.mkdir()
+    assert plan_of("outputs: {path: outputs}\n", work).outputs
+    (work / "outputs").symlink_to(tmp_path)
+    with pytest.raises(ManifestError, match="link"):
+        plan_of("outputs: {path: outputs}\n", work)
+    with pytest.raises(ManifestError, match="link"):
+        plan_of("outputs: {path: outputs/inner}\n", work)
 
 
 def test_inputs(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def compile_plan(
     asked = manifest or Manifest(name="baseline")
     limits = _Limits(asked, policy)
     workload = limits.workload()
-    outputs = limits.outputs()
+    outputs = limits.outputs(str(workdir))
     inputs = _Inputs(asked, workdir, outputs, policy, approved).grants() if asked.inputs else ()
     limits.not_built()
     limits.environment()
@@ -237,7 +237,7 @@ class _Limits:
                 self._bad(key, "The isolation `gvisor` is not available in this version.", "Use bubblewrap.")
         return chosen
 
-    def outputs(self) -> Outputs | None:
+    def outputs(self, workdir: str) -> Outputs | None:
         asked, most = self._manifest.outputs, self._policy.outputs
         if asked is None:
             return None
@@ -247,6 +247,15 @@ class _Limits:
                 "outputs.path", "`outputs.path` leaves the notebook's folder.", "Name a folder below it."
             )
             path = "outputs"
+        elif path != "." and any(part.startswith(".") for part in path.split("/")):
+            # Files that are put into .git, .ipython and the like are run by other programs.
+            self._bad("outputs.path", "No name in `outputs.path` may begin with a dot.", "Use `outputs`.")
+        elif os.path.realpath(os.path.join(workdir, path)) != os.path.normpath(os.path.join(workdir, path)):
+            self._bad(
+                "outputs.path",
+                f"`{escape(path)}` in the notebook's folder is a link, or lies behind one: results would go elsewhere.",
+                "Remove the link, or choose another outputs.path.",
+            )
         if path.count("/") > 5:
             self._bad("outputs.path", "`outputs.path` is nested too deeply.", "Use at most 6 levels.")
         values = {

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..errors import RefusedError
 from ..ledger.events import escape
 from ..manifest.plan import Plan
 from .recorder import Recorder
@@ -74,6 +75,11 @@ class Exporter:
         target = destination(self._plan, self._export_dir)
         if outputs is None or root is None or target is None:
             return []
+        if self._export_dir is None and os.path.realpath(target) != os.path.normpath(target):
+            # The plan was compiled for a folder; a link put there since could lead anywhere.
+            raise RefusedError(
+                f"The outputs folder {escape(str(target))} is a link now; nothing was exported."
+            )
         with tempfile.TemporaryDirectory(prefix="snapshot-", dir=self._snapshots) as folder:
             snapshots = Path(folder)
             candidates = intake.collect(
