@@ -74,6 +74,7 @@ def outside(who: str) -> Callable[..., str]:
     """`outside(argv, namespace=False)` runs a command unsandboxed as `who` and gives its output."""
 
     def _outside(argv: list[str], *, namespace: bool = False, **more: Any) -> str:
+        more.setdefault("cwd", "/")  # where the tests lie may be closed to another user
         prefix = ["unshare", "-Umur"] if namespace else []
         result = subprocess.run(
             [*as_user(who), *prefix, *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

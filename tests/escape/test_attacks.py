@@ -45,7 +45,7 @@ def targets(who: str, outdoors: Path) -> Iterator[dict[str, dict[str, Any]]]:
         for path in outdoors.rglob("*"):
             shutil.chown(path, OTHER_USER, OTHER_USER)
     shm = ctypes.CDLL(None).shmget(key := uuid.uuid4().int & 0x7FFFFFFF, 4096, 0o1666)
-    sleeper = subprocess.Popen([*as_user(who), "sleep", "60"])
+    sleeper = subprocess.Popen([*as_user(who), "sleep", "60"], cwd="/")
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract, \
             socket.socket(socket.AF_UNIX) as named:  # fmt: skip
         abstract.bind("\0" + name)
