@@ -1,4 +1,4 @@
-"""What one watched open costs, and `import` of a large package: inside a sandbox with and without watching.
+"""What one watched call costs, and `import` of large packages: inside a sandbox with and without watching.
 
     python tests/benchmarks/observation.py [--runs 7]
 
@@ -16,15 +16,29 @@ import sys
 import tempfile
 
 CODE = """
-import json, os, time
-def timed(work):
-    begin = time.perf_counter(); work(); return time.perf_counter() - begin
-def opens():
-    for _ in range(3000):
-        os.close(os.open('/usr/bin/env', 0))
-def numpy():
-    import numpy
-print(json.dumps({'open, microseconds': timed(opens) / 3000 * 1e6, 'import numpy, milliseconds': timed(numpy) * 1e3}))
+import json, os, socket, sys, time
+def timed(work, times, unit):
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - begin) / times * unit
+def connects():
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect('own')
+    server.accept()[0].close()
+def new_file():
+    os.close(os.open('new', os.O_CREAT | os.O_WRONLY))
+    os.unlink('new')
+server = socket.socket(socket.AF_UNIX); server.bind('own'); server.listen()
+print(json.dumps({
+    'getppid (not watched), nanoseconds': timed(os.getppid, 200_000, 1e9),
+    'open of an installed file, microseconds': timed(lambda: os.close(os.open('/usr/bin/env', 0)), 3000, 1e6),
+    'open of an own file, microseconds': timed(lambda: os.close(os.open('own-file', os.O_RDWR | os.O_CREAT)), 1000, 1e6),
+    'new file and unlink (two calls), microseconds': timed(new_file, 1000, 1e6),
+    'connect to an own socket, microseconds': timed(connects, 500, 1e6),
+    'import numpy, milliseconds': timed(lambda: __import__('numpy'), 1, 1e3),
+    'import pandas after it, milliseconds': timed(lambda: __import__('pandas'), 1, 1e3),
+}))
 """
 DRIVER = """
 import sys
@@ -61,7 +75,8 @@ def main() -> None:
                         results[arm].setdefault(what, []).append(value)
     for what in results["watched"]:
         watched, plain = (statistics.median(results[arm][what]) for arm in ARMS)
-        print(f"{what}: watched {watched:.1f}, not watched {plain:.1f}, more {watched - plain:.1f}")
+        more, ratio = watched - plain, watched / plain
+        print(f"{what}: watched {watched:.1f}, not watched {plain:.1f}, more {more:.1f}, ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

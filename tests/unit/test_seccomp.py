@@ -26,6 +26,8 @@ def run(program: bytes, nr: int, arch: int, args: tuple[int, ...] = ()) -> int:
             (accumulator,) = struct.unpack_from("=I", data, value)
         elif op == 0x06:
             return value
+        elif op == 0x54:
+            accumulator &= value
         else:
             holds = {
                 0x15: accumulator == value,
@@ -110,6 +112,16 @@ def test_other_machines_and_x32(machine: str) -> None:
         ("socket", (40, 1, 0), syscalls.EAFNOSUPPORT),
         ("socket", (17, 3, 0), syscalls.EAFNOSUPPORT),
         ("socketpair", (1, 1, 0), None),
+        ("socketpair", (1, 2, 0), syscalls.ESOCKTNOSUPPORT),
+        ("socketpair", (1, 3, 0), syscalls.ESOCKTNOSUPPORT),
+        ("socketpair", (1, 5 | 0o2000000, 0), None),
+        ("socket", (1, 1 | 0o2004000, 0), None),
+        ("socket", (1, 2, 0), syscalls.ESOCKTNOSUPPORT),
+        ("socket", (1, 2 | 0o2004000, 0), syscalls.ESOCKTNOSUPPORT),
+        ("socket", (1, 3, 0), syscalls.ESOCKTNOSUPPORT),
+        ("socket", (1, 5, 0), None),
+        ("socket", (2, 2, 0), None),
+        ("socket", (2, 3, 0), None),
         ("socketpair", (2, 1, 0), syscalls.EAFNOSUPPORT),
     ],
 )

@@ -65,6 +65,16 @@ def open_inside(root_fd: int, path: str | bytes, flags: int) -> int:
     return _openat2(root_fd, path, flags & ~os.O_CREAT, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS)
 
 
+def open_following(root_fd: int, path: str | bytes, flags: int) -> int:
+    """Open a name inside a sandbox as a process there would, following its links; never for what is trusted.
+
+    Raises:
+        OSError: as openat2(2); ELOOP for a magic link of /proc.
+        ValueError: the name holds a NUL byte.
+    """
+    return _openat2(root_fd, path, flags & ~os.O_CREAT, _IN_ROOT | _NO_MAGICLINKS)
+
+
 def open_beneath(dir_fd: int, path: str | bytes, flags: int) -> int:
     """Open a relative name below a folder, without links and without leaving the folder.
 

@@ -18,6 +18,7 @@ from .syscalls import (
     EAFNOSUPPORT,
     ENOSYS,
     EPERM,
+    ESOCKTNOSUPPORT,
     NEWEST,
     WATCHED,
     WATCHED_WITH_ADDRESS,
@@ -33,6 +34,7 @@ _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_SOCK_DGRAM, _SOCK_RAW = 2, 3
 
 
 def _op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
@@ -83,21 +85,32 @@ def deny_filter(machine: str | None = None) -> bytes:
         if (number := (x86, arm)[at]) is not None:
             program += _when(number, _errno(error))
     allow = _op(_RET, _ALLOW)
+    # A Unix datagram can be sent to any socket file in reach, by calls whose address no filter sees.
+    # The kernel takes SOCK_RAW for SOCK_DGRAM here; the upper bits of the type are flags.
+    no_datagrams = (
+        _low(1)
+        + _op(_AND, 0xF)
+        + _op(_JEQ, _SOCK_DGRAM, 2, 0)
+        + _op(_JEQ, _SOCK_RAW, 1, 0)
+        + allow
+        + _errno(ESOCKTNOSUPPORT)
+    )
     rules = {
         "clone": _low(0) + _op(_JSET, _NEW_NAMESPACES, 0, 1) + _errno(EPERM) + allow,
         "ioctl": _low(1) + _op(_JEQ, _TIOCSTI, 1, 0) + _op(_JEQ, _TIOCLINUX, 0, 1) + _errno(EPERM) + allow,
         # Only the default and the question for the current one.
         "personality": _low(0) + _op(_JEQ, 0, 2, 0) + _op(_JEQ, 0xFFFFFFFF, 1, 0) + _errno(EPERM) + allow,
         "socket": _low(0)
-        + _op(_JEQ, _AF_UNIX, 6, 0)
+        + _op(_JEQ, _AF_UNIX, 7, 0)
         + _op(_JEQ, _AF_INET, 5, 0)
         + _op(_JEQ, _AF_INET6, 4, 0)
         + _op(_JEQ, _AF_NETLINK, 0, 2)
         + _low(2)
         + _op(_JEQ, 0, 1, 0)  # NETLINK_ROUTE: getifaddrs(3)
         + _errno(EAFNOSUPPORT)
-        + allow,
-        "socketpair": _low(0) + _op(_JEQ, _AF_UNIX, 1, 0) + _errno(EAFNOSUPPORT) + allow,
+        + allow
+        + no_datagrams,
+        "socketpair": _low(0) + _op(_JEQ, _AF_UNIX, 1, 0) + _errno(EAFNOSUPPORT) + no_datagrams,
     }
     for name, numbers in CONDITIONAL.items():
         program += _when(numbers[at], rules[name])

@@ -6,7 +6,7 @@ include/uapi/asm-generic/unistd.h); syscalls(2). From 424 on all machines share 
 
 from __future__ import annotations
 
-EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+EPERM, ENOSYS, ESOCKTNOSUPPORT, EAFNOSUPPORT = 1, 38, 94, 97
 
 NEWEST = 469
 """Calls above this number did not exist when this list was made: they answer ENOSYS."""

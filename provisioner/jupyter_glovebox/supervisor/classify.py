@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ..ledger.events import EventClass, escape
 from ..manifest.plan import Plan
 from ..sandbox.base import Mounted
-from ..sandbox.inside import open_inside
+from ..sandbox.inside import open_following, open_inside
 from ..sandbox.sensitive import is_sensitive, is_sensitive_address
 
 # Names that programs look for on every machine. Hidden ones stay ENOENT without an event, unless they
@@ -27,6 +27,7 @@ _QUIET = (
     "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/run/", "/var/cache/", "/var/lib/", "/boot/", "/usr/",
     "/lib/", "/lib64/", "/bin/", "/sbin/",
 )  # fmt: skip
+_MOST_LINKS = 40  # path_resolution(7)
 
 
 class Finding(NamedTuple):
@@ -66,15 +67,22 @@ class Classifier:
         self._homes = homes
         self._mounts = {mount.target: mount for mount in mounts}
         self._workdir = plan.workdir
+        self._inputs = frozenset(name for grant in plan.inputs for name in (grant.path, grant.source))
         self._dot_homes = tuple(f"{home.rstrip('/')}/." for home in homes)
 
     def readable(self) -> tuple[bytes, ...]:
-        """Beginnings of names that lie in read-only mounts of host folders: reading there is never an event."""
+        """Beginnings of names in read-only mounts of the installation: reading there is never an event.
+
+        Inputs are left out: people keep links in them that lead to folders which were not granted.
+        """
         return tuple(
             os.fsencode(target) + b"/"
             for target, mount in self._mounts.items()
-            if mount.source is not None and not mount.writable and os.path.isdir(mount.source)
+            if self._installed(mount) and os.path.isdir(mount.source or "")
         )
+
+    def _installed(self, mount: Mounted) -> bool:
+        return mount.source is not None and not mount.writable and mount.target not in self._inputs
 
     # -- paths ----------------------------------------------------------------------------------
 
@@ -88,7 +96,9 @@ class Classifier:
             path = path.rpartition("/")[0] or "/"
         return None
 
-    def path(self, operation: str, path: str, *, writes: bool, creates: bool) -> Finding | None:
+    def path(
+        self, operation: str, path: str, *, writes: bool, creates: bool, follows: bool = True
+    ) -> Finding | None:
         """Judge one path.
 
         Args:
@@ -96,21 +106,81 @@ class Classifier:
             path: absolute, normalised, as the program means it.
             writes: the call changes something.
             creates: the call makes a name that may not exist yet.
+            follows: the call follows a link that the path itself names.
         """
+        path = _without_proc_root(path)
         mount = self.mount_of(path)
         if mount is not None and mount.source is not None and not mount.writable:
-            return self._read_only(operation, path, creates) if writes else None
-        if creates and mount is not None and mount.writable and self._inside(posixpath.dirname(path)):
-            return None
+            if writes:
+                return self._read_only(operation, path, creates)
+            if self._installed(mount):
+                return None
         if mount is not None and not mount.writable and path.startswith(("/proc/", "/dev/")):
             return None
-        if self._inside(path):
+        path, exists = self._lead(path, follows)
+        if exists:
             return None
+        if creates and (mount := self.mount_of(path)) is not None and self._inside(posixpath.dirname(path)):
+            return None if mount.writable else self._read_only(operation, path, creates)
         return self._hidden(operation, path, creates)
 
-    def _inside(self, path: str) -> bool:
+    def _lead(self, path: str, follows: bool = True) -> tuple[str, bool]:
+        """Where a name leads inside, and whether something is there."""
         try:
-            os.close(open_inside(self._root_fd, path, os.O_PATH))
+            os.close(open_inside(self._root_fd, path, os.O_PATH | (0 if follows else os.O_NOFOLLOW)))
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                return path, False
+        except ValueError:
+            return path, False
+        else:
+            return path, True
+        if follows:
+            try:
+                os.close(open_following(self._root_fd, path, os.O_PATH))
+            except OSError:
+                pass
+            else:
+                return path, True
+        path = self._target(path, follows)
+        return path, self._inside(path, follows)
+
+    def _target(self, path: str, follows: bool) -> str:
+        """The name that is left when every link on the way inside is replaced by what it says."""
+        done, todo, links = "", [part for part in path.split("/") if part], 0
+        while todo:
+            part = todo.pop(0)
+            if part in (".", ".."):
+                done = posixpath.dirname(done) if part == ".." else done
+                continue
+            name = f"{done.rstrip('/')}/{part}"
+            text = self._link(name) if todo or follows else None
+            if text is None:
+                done = name
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return path
+            done = "" if text.startswith("/") else done
+            todo = [part for part in text.split("/") if part] + todo
+        return done or "/"
+
+    def _link(self, path: str) -> str | None:
+        """What a link inside says; None for anything else."""
+        try:
+            fd = open_inside(self._root_fd, path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            return os.readlink("", dir_fd=fd)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _inside(self, path: str, follows: bool = True) -> bool:
+        try:
+            os.close(open_inside(self._root_fd, path, os.O_PATH | (0 if follows else os.O_NOFOLLOW)))
         except OSError as error:
             # A link on the way: the kernel will follow it inside, and decide there.
             return error.errno == errno.ELOOP
@@ -201,16 +271,33 @@ class Classifier:
         name = raw.split(b"\0")[0]
         if not name.startswith(b"/"):
             return None  # abstract or relative: there is only what the sandbox itself has
-        path = posixpath.normpath(os.fsdecode(name))
-        if self._inside(path):
+        path, exists = self._lead(_without_proc_root(posixpath.normpath(os.fsdecode(name))))
+        if exists:
             return None
-        sensitive = is_sensitive(path, self._homes)
-        if not sensitive and not os.path.lexists(path):
-            return None
+        if self._plan.denials == "uniform":
+            hidden = self.mount_of(path) is None and not path.startswith(_QUIET)
+        else:
+            hidden = os.path.lexists(path)
+        return self.foreign_socket(path) if hidden or is_sensitive(path, self._homes) else None
+
+    def foreign_socket(self, path: str) -> Finding:
+        """A connect to a socket that is not the sandbox's own."""
         return Finding(
             "not-granted", "connect", escape(path), errno.EACCES, "EACCES", "sockets",
-            "No manifest can allow this: sockets of the host are never mounted.", sensitive,
+            "No manifest can allow this: sockets of the host are never connected.",
+            is_sensitive(path, self._homes),
         )  # fmt: skip
+
+
+def _without_proc_root(path: str) -> str:
+    """`/proc/self/root/x` is another name of `/x`."""
+    while path.startswith("/proc/"):
+        parts = path.split("/")
+        at = 5 if parts[3:4] == ["task"] else 3
+        if parts[at : at + 1] != ["root"]:
+            break
+        path = "/" + "/".join(parts[at + 1 :])
+    return path
 
 
 def dns_question(packet: bytes) -> str | None:

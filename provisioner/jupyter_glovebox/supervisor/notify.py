@@ -123,7 +123,9 @@ class Listener:
                         text = pread(memory, 256, fields[6 + place[0]])
                     except (OSError, OverflowError):
                         text = b""
-                    path = text[: text.find(b"\0")]
+                    # A name that does not end in what was read could lead anywhere.
+                    end = text.find(b"\0")
+                    path = text[:end] if end > 0 else b""
                     if path.startswith(readable) and b"/.." not in path:
                         try:
                             ioctl(fd, _SEND, pack(fields[0], 0, 0, _CONTINUE))
@@ -152,6 +154,15 @@ class Listener:
         if memory is not None:
             os.close(memory)
 
+    def abandon(self) -> None:
+        """End the listening: waiting and later calls fail with ENOSYS. Closed, never open, and nothing hangs.
+
+        The number stays taken, since it is the caller's to close.
+        """
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(null, self.fd, inheritable=False)
+        os.close(null)
+
     def close(self) -> None:
         """Drop what is kept of every task; idempotent."""
         while self._memories:
@@ -164,6 +175,10 @@ class Listener:
     def refuse(self, call: Call, number: int) -> None:
         """Answer with an errno."""
         self._answer(_ANSWER.pack(call.id, 0, -number, 0))
+
+    def succeed(self, call: Call) -> None:
+        """Answer that the call was done; it returns 0."""
+        self._answer(_ANSWER.pack(call.id, 0, 0, 0))
 
     def _answer(self, answer: bytes) -> None:
         try:

@@ -7,6 +7,7 @@ observation fails, access still is denied by the mount namespace, and the postur
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import queue
@@ -20,6 +21,7 @@ from ..manifest.plan import Plan
 from ..sandbox.base import Mounted
 from ..sandbox.syscalls import WATCHED, WATCHED_WITH_ADDRESS, column
 from .classify import Classifier, Finding, dns_question
+from .connecting import Connector, ForeignSocketError, waits
 from .notify import Call, Listener
 
 _AT_FDCWD = -100
@@ -28,6 +30,12 @@ _MOST_WAITING = 4096
 _MOST_PENDING = 2048
 _COALESCE_SECONDS = 1.0
 _LOOKUP_SECONDS = 0.1
+_MOST_CONNECTING = 32
+_SOCKADDR_STORAGE = 128  # the longest address that the kernel takes
+# Different events that the ledger takes of one kernel: at once, and per second after that. A cell that
+# floods it must not fill the disk, nor hide among the rest what is sensitive.
+_EVENTS = (1000, 10.0)
+_SENSITIVE_EVENTS = (200, 2.0)
 
 # Where each call has its paths: (argument of the directory descriptor or None, argument of the path).
 _PLACES: dict[str, tuple[tuple[int | None, int], ...]] = {
@@ -44,6 +52,15 @@ _PLACES: dict[str, tuple[tuple[int | None, int], ...]] = {
 }  # fmt: skip
 
 
+_AT_SYMLINK_NOFOLLOW = 0x100
+_MAKES_NAME = frozenset(("creat", "mkdir", "mkdirat", "mknod", "mknodat", "symlink", "symlinkat"))
+_NEVER_FOLLOWS = frozenset(
+    ("unlink", "unlinkat", "rmdir", "rename", "renameat", "renameat2", "link", "linkat", "lchown")
+)
+# The argument in which AT_SYMLINK_NOFOLLOW may be.
+_NOFOLLOW_FLAG = {"fchownat": 4, "utimensat": 3, "fchmodat2": 3}
+
+
 class _Waiting:
     """An event to be, with what was known when the call was answered."""
 
@@ -54,6 +71,26 @@ class _Waiting:
         self.cell = cell
         self.process = process
         self.time = time.time()
+
+
+class _Allowance:
+    """So many at once, and so many per second after that."""
+
+    def __init__(self, most: int, per_second: float) -> None:
+        self._most = most
+        self._per_second = per_second
+        self._left = float(most)
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        """Whether there is one left; takes it."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class _Repeats:
@@ -94,6 +131,8 @@ class Observer:
     ) -> None:
         self._listener = Listener(listener_fd)
         self._classifier = Classifier(plan, mounts, root_fd, homes)
+        self._connector = Connector(root_fd, mounts)
+        self._connecting = threading.BoundedSemaphore(_MOST_CONNECTING)
         self._plan = plan
         self._digest = plan.digest
         self._kernel_id = kernel_id
@@ -101,6 +140,8 @@ class Observer:
         self._sink = sink
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._dropped = 0
+        self._unreported = 0
+        self._allowances = {False: _Allowance(*_EVENTS), True: _Allowance(*_SENSITIVE_EVENTS)}
         self._failed = ""
         self._stopping = False
         self._lookups: dict[int, tuple[float, Cell | None, Process]] = {}
@@ -147,21 +188,28 @@ class Observer:
                 writes=_WRITE_FLAGS,
                 readable=self._classifier.readable(),
             )
-        except OSError as error:
-            # Calls that nobody answers fail with ENOSYS once the listener closes: closed, never open.
-            self._failed = f"{error.strerror}"
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody answers any more
+            listener.abandon()
+            self._failed = f"{type(error).__name__}: {error}"
             self._waiting.put(_Waiting(_failure(self._failed), None, Process(pid=0, comm="", cmdline="")))
         finally:
             listener.close()
 
     def _answer(self, listener: Listener, call: Call) -> None:
+        if self._calls.get(call.nr) == "connect":
+            self._answer_connect(listener, call)
+            return
         try:
             finding = self._judge(listener, call)
         except Exception as error:  # noqa: BLE001 - a surprise in hostile data must not stop observation
             finding = _failure(f"a call could not be judged: {type(error).__name__}: {error}")
         if finding is None:
             listener.let_pass(call)
-            return
+        else:
+            self._tell(listener, call, finding)
+
+    def _tell(self, listener: Listener, call: Call, finding: Finding) -> None:
+        """Answer first, report afterwards."""
         process = _process(call.pid)
         cell = self._current_cell()
         if not listener.valid(call):
@@ -179,16 +227,14 @@ class Observer:
         name = self._calls.get(call.nr)
         if name is None:
             return None
-        if name == "connect":
-            return self._connect(call, listener.read(call.pid, call.args[1], min(call.args[2], 128)))
         if name == "sendto":
-            return self._classifier.address(listener.read(call.pid, call.args[4], min(call.args[5], 128)))
+            return self._sendto(listener, call)
         if name == "sendmmsg":
             return self._sendmmsg(listener, call)
         operation = WATCHED[name][2]
         if operation == "exec":
             listener.forget(call.pid)
-        writes, creates = _intent(name, listener, call)
+        writes, creates, follows = _intent(name, listener, call)
         for number, (folder, place) in enumerate(_PLACES[name]):
             raw = listener.string(call.pid, call.args[place])
             if not raw:
@@ -199,19 +245,80 @@ class Observer:
             new_name = creates or (number == 1 and operation in ("rename", "link"))
             reads_only = number == 0 and operation == "link"
             finding = self._classifier.path(
-                operation, path, writes=writes and not reads_only, creates=new_name and not reads_only
+                operation,
+                path,
+                writes=writes and not reads_only,
+                creates=new_name and not reads_only,
+                follows=follows,
             )
             if finding is not None:
                 return finding
         return None
 
-    def _connect(self, call: Call, address: bytes) -> Finding | None:
+    def _answer_connect(self, listener: Listener, call: Call) -> None:
+        """A connect is refused or done here, never let pass: see `connecting`."""
+        length = call.args[2] & 0xFFFFFFFF
+        if length > _SOCKADDR_STORAGE:
+            listener.refuse(call, errno.EINVAL)
+            return
+        address = listener.read(call.pid, call.args[1], length) if length else b""
+        if len(address) < length:
+            listener.refuse(call, errno.EFAULT)
+            return
         finding = self._classifier.address(address)
-        if finding is None and address[2:4] == b"\0\x35" and address[:1] in b"\x02\x0a":
+        if finding is not None:
+            self._tell(listener, call, finding)
+            return
+        if address[2:4] == b"\0\x35" and address[:2] in (b"\x02\0", b"\x0a\0"):
             # The resolver's connect to a name server that is not there; its query follows.
             self._lookups[call.pid] = (time.monotonic(), self._current_cell(), _process(call.pid))
             if len(self._lookups) > 256:
                 self._lookups.pop(next(iter(self._lookups)), None)
+        try:
+            fd = self._connector.take(call.pid, call.args[0], lambda: listener.valid(call))
+        except OSError as error:
+            listener.refuse(call, error.errno or errno.EACCES)
+            return
+        if not waits(fd):
+            self._connect(listener, call, fd, address)
+        elif self._connecting.acquire(blocking=False):
+            threading.Thread(
+                target=self._connect_slowly,
+                args=(listener, call, fd, address),
+                name="connecting",
+                daemon=True,
+            ).start()
+        else:
+            os.close(fd)
+            listener.refuse(call, errno.EAGAIN)
+
+    def _connect_slowly(self, listener: Listener, call: Call, fd: int, address: bytes) -> None:
+        try:
+            self._connect(listener, call, fd, address)
+        except OSError:
+            pass  # the listener has been closed: nobody waits any more
+        finally:
+            self._connecting.release()
+
+    def _connect(self, listener: Listener, call: Call, fd: int, address: bytes) -> None:
+        try:
+            error = self._connector.connect(fd, address, call.pid)
+        except ForeignSocketError as foreign:
+            self._tell(listener, call, self._classifier.foreign_socket(posixpath.normpath(foreign.args[0])))
+            return
+        finally:
+            os.close(fd)
+        if error:
+            listener.refuse(call, error)
+        else:
+            listener.succeed(call)
+
+    def _sendto(self, listener: Listener, call: Call) -> Finding | None:
+        address = listener.read(call.pid, call.args[4], min(call.args[5], _SOCKADDR_STORAGE))
+        finding = self._classifier.address(address)
+        if finding is None and address[2:4] == b"\0\x35":
+            name = dns_question(listener.read(call.pid, call.args[1], min(call.args[2], 512)))
+            return None if name is None else self._classifier.lookup(name)
         return finding
 
     def _sendmmsg(self, listener: Listener, call: Call) -> Finding | None:
@@ -246,8 +353,11 @@ class Observer:
             if waiting is not None:
                 self._take(waiting, pending)
             self._late_lookups(everything=ending)
-            if ending or time.monotonic() >= deadline or len(pending) > _MOST_PENDING:
+            due = ending or time.monotonic() >= deadline
+            if due or len(pending) > _MOST_PENDING:
                 self._flush(pending)
+            if due:
+                self._confess()
                 deadline = time.monotonic() + _COALESCE_SECONDS
 
     def _take(self, waiting: _Waiting, pending: dict[tuple[object, ...], _Repeats]) -> None:
@@ -258,27 +368,43 @@ class Observer:
         known = pending.get(key)
         if known is None:
             pending[key] = _Repeats(waiting)
-            self._sink(self._event(waiting, 1))
+            self._emit(waiting, 1)
         else:
             known.count += 1
 
     def _flush(self, pending: dict[tuple[object, ...], _Repeats]) -> None:
         for repeats in pending.values():
             if repeats.count:
-                self._sink(self._event(repeats.first, repeats.count))
+                self._emit(repeats.first, repeats.count)
         pending.clear()
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            finding = _failure(f"{dropped} blocked accesses were not recorded one by one")
-            self._sink(self._event(_Waiting(finding, None, Process(pid=0, comm="", cmdline="")), dropped))
+
+    def _emit(self, waiting: _Waiting, count: int) -> None:
+        if self._allowances[waiting.finding.sensitive].take():
+            self._deliver(waiting, count)
+        else:
+            self._unreported += count
+
+    def _deliver(self, waiting: _Waiting, count: int) -> None:
+        try:
+            self._sink(self._event(waiting, count))
+        except Exception as error:  # noqa: BLE001 - later events may still find their way
+            self._failed = f"an event could not be recorded: {type(error).__name__}: {error}"
+            self._unreported += count
+
+    def _confess(self) -> None:
+        """What was not reported one by one is reported as a number."""
+        dropped, self._dropped = self._dropped, 0
+        unreported, self._unreported = self._unreported + dropped, 0
+        if unreported:
+            finding = _failure(f"{unreported} blocked accesses were not recorded one by one")
+            self._deliver(_Waiting(finding, None, Process(pid=0, comm="", cmdline="")), unreported)
 
     def _late_lookups(self, *, everything: bool) -> None:
         """A lookup whose name was not seen (one query, sent by send(2)) is reported without it."""
         now = time.monotonic()
         for pid, (since, cell, process) in list(self._lookups.items()):
             if (everything or now - since > _LOOKUP_SECONDS) and self._lookups.pop(pid, None) is not None:
-                waiting = _Waiting(self._classifier.lookup("(a name)"), cell, process)
-                self._sink(self._event(waiting, 1))
+                self._emit(_Waiting(self._classifier.lookup("(a name)"), cell, process), 1)
 
     def _event(self, waiting: _Waiting, count: int) -> Event:
         finding = waiting.finding
@@ -305,17 +431,24 @@ def _failure(text: str) -> Finding:
     return Finding("observation", "observe", escape(text), None, "", "coverage is partial", "")
 
 
-def _intent(name: str, listener: Listener, call: Call) -> tuple[bool, bool]:
-    """Whether a call changes something, and whether it makes its name."""
+def _intent(name: str, listener: Listener, call: Call) -> tuple[bool, bool, bool]:
+    """Whether a call changes something, whether it makes its name, and whether it follows a last link."""
     if name in ("open", "openat", "openat2"):
         if name == "openat2":
             flags = int.from_bytes(listener.read(call.pid, call.args[2], 8), "little")
         else:
             flags = call.args[1 if name == "open" else 2]
-        return bool(flags & _WRITE_FLAGS), bool(flags & os.O_CREAT)
+        exclusive = flags & (os.O_CREAT | os.O_EXCL) == os.O_CREAT | os.O_EXCL
+        return bool(flags & _WRITE_FLAGS), bool(flags & os.O_CREAT), not (exclusive or flags & os.O_NOFOLLOW)
     if name in ("execve", "execveat"):
-        return False, False
-    return True, name in ("creat", "mkdir", "mkdirat", "mknod", "mknodat", "symlink", "symlinkat")
+        return False, False, True
+    if name in _MAKES_NAME:
+        return True, True, name == "creat"
+    if name in _NEVER_FOLLOWS:
+        return True, False, False
+    if name in _NOFOLLOW_FLAG:
+        return True, False, not call.args[_NOFOLLOW_FLAG[name]] & _AT_SYMLINK_NOFOLLOW
+    return True, False, True
 
 
 def _absolute(raw: bytes, pid: int, folder: int | None) -> str | None:
