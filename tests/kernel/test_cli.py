@@ -90,7 +90,41 @@ def test_a_cell_that_raises(folder: Path) -> None:
     notebook = _notebook(folder / "n.ipynb", "1 / 0", "2")
     result = _json("run", notebook, code=1)
     assert result["status"] == "error"
-    assert "ZeroDivisionError" in result["reason"]
+    assert result["reason"].startswith("cell [1]: ZeroDivisionError")
+
+
+def test_what_cannot_be_written_or_meant_is_said_before_the_run(folder: Path) -> None:
+    notebook = _notebook(folder / "n.ipynb", "1")
+    done = _glovebox("run", notebook, "--output", folder / "missing" / "done.ipynb")
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert _glovebox("run", notebook, "--timeout", "0").returncode == 2
+    assert _glovebox("usage", "--limit", "-1").returncode == 2
+    assert "No kernel has ended yet." in _glovebox("usage").stdout
+
+
+def test_a_budget_says_what_to_do(folder: Path) -> None:
+    notebook = _notebook(folder / "n.ipynb", "b = b'x' * (2 << 30)")
+    (folder / "m.yaml").write_text("version: 1\nname: t\nbudgets: {memory: 300M}\n")
+    done = _glovebox("run", notebook, "--manifest", "m.yaml")
+    assert done.returncode == 1
+    assert "raise that budget in the manifest" in done.stdout
+    assert "limit: memory budget of 300" in done.stdout
+
+
+def test_results_without_outputs_are_told_what_to_add(folder: Path) -> None:
+    (folder / "outputs").mkdir()
+    notebook = _notebook(folder / "n.ipynb", "open('outputs/a.csv', 'w')")
+    (event,) = _json("run", notebook, code=1)["blocked"]
+    assert event["suggestion"] == 'outputs: {path: "outputs"}'
+
+
+def test_exec_says_what_became_of_its_files(folder: Path) -> None:
+    (folder / "m.yaml").write_text("version: 1\nname: t\noutputs: {path: outputs, types: [txt]}\n")
+    done = _glovebox("exec", "--manifest", "m.yaml", "--", "sh", "-c", "echo done > outputs/o.txt")
+    assert "allow      o.txt" in done.stderr
+    assert str(folder / "outputs" / "o.txt") in done.stderr
+    assert "outside a cell" not in done.stderr
 
 
 def test_exec_passes_streams_and_status(folder: Path) -> None:

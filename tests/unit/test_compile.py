@@ -135,7 +135,7 @@ def test_an_outputs_folder_that_is_a_link(tmp_path: Path) -> None:
         plan_of("outputs: {path: outputs/inner}\n", work)
 
 
-def test_inputs(tmp_path: Path) -> None:
+def test_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     (work / "data").mkdir(parents=True)
     for name in ("data/a.csv", "data/b.csv", "c.txt"):
@@ -159,7 +159,7 @@ def test_inputs(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="neither a file nor a folder"):
         plan_of("inputs: [fifo]\n", work)
     with socket.socket(socket.AF_UNIX) as listener:
-        os.chdir(work)
+        monkeypatch.chdir(work)  # a socket's name is short
         listener.bind("sock")
         with pytest.raises(ManifestError, match="neither a file nor a folder"):
             plan_of("inputs: [sock]\n", work)
@@ -254,6 +254,7 @@ def test_many_approve_at_once(tmp_path: Path) -> None:
         worker.start()
     for worker in workers:
         worker.join()
+        assert worker.exitcode == 0
     assert len(approvals.stored()) == 6
 
 

@@ -19,7 +19,7 @@ from jupyter_glovebox.manifest.loading import (
     parse_manifest,
     parse_policy,
 )
-from jupyter_glovebox.manifest.model import Policy
+from jupyter_glovebox.manifest.model import MANIFEST, POLICY, Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "version: 1\nname: x\n"
@@ -112,7 +112,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         file=str(tmp_path / "alias")
     )
     with pytest.raises(ManifestError):
-        load_policy(tmp_path / "alias", follow=False)
+        load_policy(tmp_path / "alias", managed=True)
 
 
 _WORDS = st.sampled_from(
@@ -166,3 +166,14 @@ def test_schema_and_loader_agree(text: str, good: bool) -> None:
         parse_manifest(text)
     else:
         problems(text)
+
+
+def test_the_reference_has_every_key() -> None:
+    text = (ROOT / "docs/manifest.md").read_text()
+    manifest, _, policy = text.partition("\n## Policy\n")
+    for section, keys in ((manifest, MANIFEST.keys), (policy, POLICY.keys)):
+        for name, key in keys.items():
+            inner = getattr(key.kind, "keys", {}) if section is manifest else {}
+            assert f"`{name}`" in section or f"`{name}." in section, name
+            for part in inner:
+                assert f"`{name}.{part}`" in section or f"`{part}`" in section, f"{name}.{part}"

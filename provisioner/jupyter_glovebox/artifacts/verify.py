@@ -292,7 +292,7 @@ def _table(path: str, kind: str, outputs: Outputs, findings: _Findings) -> None:
                 first = first or f"line {number}"
     if not risky or outputs.formulas == "allow":
         return
-    message = f"{risky} cells start like a formula"
+    message = f"{risky} cell{'s start' if risky > 1 else ' starts'} like a formula"
     if outputs.formulas == "reject":
         findings.add("reject", "formula", message, "Write values that do not start with = + - or @.", first)
     elif findings.verdict == "allow":

@@ -39,6 +39,7 @@ def register(subparsers: Any) -> None:
     """Add the commands of this module."""
     parser = subparsers.add_parser(
         "exec",
+        usage="%(prog)s [-h] [--manifest FILE] [--export DIR] [--json] -- CMD ...",
         help="run a command in a sandbox",
         description="Run any command in the sandbox. Paths in the manifest are relative to the current folder. "
         "Without a manifest the command gets scratch and nothing else.",
@@ -192,7 +193,7 @@ def _exec(args: argparse.Namespace) -> int:
     else:
         if budget:
             show.note(f"jupyter glovebox exec: {budget}")
-        _tell_blocked(spec.kernel_id)
+        _tell(process, spec.kernel_id)
     process.reap()
     return code
 
@@ -214,9 +215,15 @@ def _events(kernel_id: str) -> list[Event]:
         ledger.close()
 
 
-def _tell_blocked(kernel_id: str) -> None:
-    if found := _events(kernel_id):
-        show.note("\nBlocked or left behind:\n" + show.events(found))
+def _tell(process: SupervisorProcess, kernel_id: str) -> None:
+    """What was blocked, and what became of the files it wrote for export."""
+    files = process.closed.artifacts if process.closed else []
+    # Files that stayed behind are among the files, with every reason.
+    blocked = [e for e in _events(kernel_id) if not (e.event_class == "left-behind" and files)]
+    if blocked:
+        show.note("\nBlocked accesses and other events:\n" + show.events(blocked))
+    if files:
+        show.note("\nFiles:\n" + show.artifacts(files))
 
 
 def _exec_result(
@@ -278,7 +285,7 @@ def _shell(args: argparse.Namespace) -> int:
     code, budget = _exit_code(process)
     if budget:
         show.note(budget)
-    _tell_blocked(spec.kernel_id)
+    _tell(process, spec.kernel_id)
     process.reap()
     return code
 

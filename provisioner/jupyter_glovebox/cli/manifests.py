@@ -88,7 +88,8 @@ def _check(args: argparse.Namespace) -> int:
             if result["valid"]:
                 print(f"{name}: valid")
             for problem in result["errors"]:  # type: ignore[attr-defined]
-                print(f"{name}:{problem['line']}:{problem['column']}: {problem['message']}")
+                place = f":{problem['line']}:{problem['column']}" if problem["line"] else ""
+                print(f"{name}{place}: {problem['message']}")
                 if problem["remedy"]:
                     print(f"    {problem['remedy']}")
     return int(Exit.DONE if all(r["valid"] for r in results) else Exit.USAGE)
@@ -135,17 +136,19 @@ def _explain(args: argparse.Namespace) -> int:
                 "plan": resolution.plan.digest,
                 "notice": resolution.notice,
                 "grants": plan,
-                "text": explain(resolution.plan),
+                "text": explain(resolution.plan, resolution.policy),
             }
         )
     else:
         if resolution.notice:
             show.note(resolution.notice + "\n")
-        print(explain(resolution.plan))
+        print(explain(resolution.plan, resolution.policy))
     return int(Exit.DONE)
 
 
 def _approve(args: argparse.Namespace) -> int:
+    if args.json and not args.yes:
+        raise UsageError("With --json nothing is shown and nobody is asked.", "Add --yes.")
     if not args.notebook.is_file():
         raise UsageError(
             f"There is no notebook at {escape(str(args.notebook))}.", "Name an existing .ipynb file."
@@ -158,12 +161,12 @@ def _approve(args: argparse.Namespace) -> int:
     # Compiling first: what cannot be compiled under the policy cannot be approved either.
     resolution = resolve(args.notebook, manifest_file=manifest, caller_approves=True)
     if not args.json:
-        print(explain(resolution.plan))
+        print(explain(resolution.plan, resolution.policy))
     if not args.yes and not _agreed():
         show.note("Not approved; nothing was changed.")
         return int(Exit.ERROR)
     sources = {grant.path: grant.source for grant in resolution.plan.inputs}
-    approval = approvals.approve(args.notebook, manifest, sources=sources)
+    approval = approvals.approve(args.notebook, manifest, sources=sources, digest=resolution.plan.manifest)
     ledger = Ledger(str(state_dir() / "ledger.sqlite3"))
     try:
         ledger.add(

@@ -26,7 +26,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--output", type=Path, metavar="NB", help="write the executed notebook here")
     parser.add_argument("--export", type=Path, metavar="DIR", help="where verified outputs go")
     parser.add_argument("--kernel", metavar="NAME", help="kernelspec to use instead of the notebook's")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="longest time for one cell")
+    parser.add_argument("--timeout", type=show.positive, metavar="SECONDS", help="longest time for one cell")
     parser.add_argument("--allow-errors", action="store_true", help="go on after a cell that raised")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when anything was blocked")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -79,8 +79,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _summary(result: Any) -> str:
     lines = [f"{result.notebook}: {result.status}" + (f" ({result.reason})" if result.reason else "")]
-    if result.blocked:
-        lines += ["", "Blocked accesses and other events:", show.events(result.blocked)]
+    if result.status == "budget":
+        lines.append("  Use less, or raise that budget in the manifest and approve it again.")
+    # Files that stayed behind are among the files below, with every reason.
+    blocked = [e for e in result.blocked if not (e.event_class == "left-behind" and result.artifacts)]
+    if blocked:
+        lines += ["", "Blocked accesses and other events:", show.events(blocked)]
     else:
         lines += ["", "Nothing was blocked."]
     if result.artifacts:
@@ -97,5 +101,5 @@ def _summary(result: Any) -> str:
         if c["state"] != "enforced"
     }
     if soft:
-        lines += ["", "Controls that are not fully enforced here:", show.posture(soft)]
+        lines += ["", "Not fully enforced (`jupyter glovebox doctor` has the fixes):", show.weaker(soft)]
     return "\n".join(lines)

@@ -26,7 +26,9 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(run=_ps)
     parser = subparsers.add_parser("events", help="blocked accesses and other events in the ledger")
     parser.add_argument("--since", type=int, default=0, metavar="SEQ", help="only events after this number")
-    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="at most N (default 1000)")
+    parser.add_argument(
+        "--limit", type=show.positive, default=1000, metavar="N", help="at most N (default 1000)"
+    )
     parser.add_argument("--kernel", metavar="ID", help="only this kernel's")
     parser.add_argument("--notebook", type=Path, metavar="NB", help="only this notebook's")
     parser.add_argument("--verify", action="store_true", help="check the ledger's hash chain as well")
@@ -37,7 +39,9 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--kernel", metavar="ID", help="only this kernel's")
     parser.add_argument("--notebook", type=Path, metavar="NB", help="only this notebook's")
-    parser.add_argument("--limit", type=int, default=1000, metavar="N", help="at most N (default 1000)")
+    parser.add_argument(
+        "--limit", type=show.positive, default=1000, metavar="N", help="at most N (default 1000)"
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_usage)
 

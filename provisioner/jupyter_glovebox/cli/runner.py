@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,14 @@ def read_notebook(path: Path) -> Any:
 class _Client(NotebookClient):
     """Says with each request which cell of the notebook it is, so that events can name it."""
 
+    at = 0
+
     async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **kwargs: Any) -> Any:
+        self.at = cell_index
+        if sys.stderr.isatty():
+            print(
+                f"\r\x1b[Kcell {cell_index + 1} of {len(self.nb.cells)}", end="", file=sys.stderr, flush=True
+            )
         if self.kc is not None:
             self.kc.session.metadata = {
                 "cellId": cell.get("id", ""),
@@ -85,6 +93,24 @@ def _manager(kernel_name: str, kernel_id: str) -> AsyncKernelManager:
     # Named outright: whatever the kernelspec or the configuration says, this start is sandboxed.
     manager.provisioner = GloveboxProvisioner(kernel_id=kernel_id, kernel_spec=spec, parent=manager)
     return manager
+
+
+def _unwritable(output: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"The executed notebook cannot be written to {escape(str(output))}: {error.strerror}.",
+        "Choose another place with --output.",
+    )
+
+
+def _writable(output: Path) -> None:
+    """Found out before the run, not after it; an existing file keeps its content until then."""
+    new = not output.exists()
+    try:
+        output.open("ab").close()
+        if new:
+            output.unlink()
+    except OSError as error:
+        raise _unwritable(output, error) from error
 
 
 def run_notebook(
@@ -112,9 +138,12 @@ def run_notebook(
 
     Raises:
         GloveboxError: nothing could be started.
+        UsageError: `output` cannot be written.
         FileNotFoundError: the kernel's program does not exist.
     """
     notebook = read_notebook(path)
+    if output is not None:
+        _writable(output)
     kernel_id = str(uuid.uuid4())
     name = kernel or notebook.metadata.get("kernelspec", {}).get("name", "python3")
     manager = _manager(name, kernel_id)
@@ -135,7 +164,8 @@ def run_notebook(
         # nbclient leaves a manager that it was given running unless it is told otherwise.
         client.execute(cleanup_kc=True)
     except CellExecutionError as error:
-        status, reason = "error", f"{error.ename}: {error.evalue}"
+        count = notebook.cells[client.at].get("execution_count")
+        status, reason = "error", f"cell [{count or '?'}]: {error.ename}: {error.evalue}"
     except (DeadKernelError, CellTimeoutError) as error:
         status, reason = "error", str(error).splitlines()[0]
     except RuntimeError as error:
@@ -144,10 +174,15 @@ def run_notebook(
         status, reason = "error", str(error)
     finally:
         grants.drop(kernel_id)
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if output is not None:
         with contextlib.suppress(KeyError):
             del notebook.metadata["widgets"]
-        nbformat.write(notebook, output)  # type: ignore[no-untyped-call]
+        try:
+            nbformat.write(notebook, output)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            raise _unwritable(output, error) from error
     return _result(path, resolution, grant, kernel_id, status, reason)
 
 
@@ -161,7 +196,7 @@ def _result(
         raise GloveboxError(f"The kernel did not start: {reason or 'no reason was given'}")
     if ended is not None and ended.budget:
         status, reason = "budget", ended.message
-    elif status == "error" and ended is not None and ended.message and "ied" in reason:
+    elif status == "error" and ended is not None and ended.message and "died" in reason:
         reason = f"{reason}; it last printed: {ended.message}"
     ledger = Ledger(str(state_dir() / "ledger.sqlite3"))
     try:

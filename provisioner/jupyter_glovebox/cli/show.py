@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +24,13 @@ def as_json(value: object) -> None:
 def note(text: str) -> None:
     """A remark for the person, on standard error, so that output can be piped."""
     print(text, file=sys.stderr)
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def size(count: float | None) -> str:
@@ -44,13 +54,23 @@ def table(rows: Iterable[Sequence[str]], *, head: Sequence[str]) -> str:
     )
 
 
+def wrapped(text: str, indent: int) -> str:
+    """One paragraph; on a terminal broken at its width, later lines indented by `indent` columns."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns, indent + 30)
+    return textwrap.fill(
+        text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def where(event: Event) -> str:
-    """Which cell: `cell [3]`, `before the first cell`."""
+    """Which cell: `in cell [3]`, `outside a cell`."""
     if event.cell is None:
         return "outside a cell"
     if event.cell.execution_count is not None:
-        return f"cell [{event.cell.execution_count}]"
-    return "a cell"
+        return f"in cell [{event.cell.execution_count}]"
+    return "in a cell"
 
 
 def events(found: Sequence[Event]) -> str:
@@ -59,9 +79,11 @@ def events(found: Sequence[Event]) -> str:
     for event in found:
         times = f" ({event.count} times)" if event.count > 1 else ""
         mark = " !! sensitive" if event.sensitive else ""
-        lines.append(f"{event.seq:>5}  {event.event_class}: {event.operation} {event.target}{times}{mark}")
+        # The target of a limit is a whole sentence that names the budget.
+        what = event.target if event.event_class == "limit" else f"{event.operation} {event.target}"
+        lines.append(f"{event.seq:>5}  {event.event_class}: {what}{times}{mark}")
         who = f", by {event.process.comm} ({event.process.pid})" if event.process else ""
-        lines.append(f"       in {where(event)}{who}" + (f"; {event.errno}" if event.errno else ""))
+        lines.append(f"       {where(event)}{who}" + (f"; {event.errno}" if event.errno else ""))
         if event.suggestion:
             lines.append(f"       → {event.suggestion}")
     return "\n".join(lines)
@@ -77,13 +99,30 @@ def usage(used: Usage) -> str:
     )
 
 
-def posture(controls: dict[str, ControlState], *, all_of_them: bool = True) -> str:
-    """A table of controls; the fix below each that is not enforced."""
-    shown = {n: c for n, c in controls.items() if all_of_them or c.state != "enforced"}
-    rows = [(name, control.state, control.reason) for name, control in shown.items()]
-    text = table(rows, head=("CONTROL", "STATE", "WHY"))
-    fixes = [f"  {name}: {c.fix}" for name, c in shown.items() if c.state != "enforced" and c.fix]
-    return text + ("\n\nTo improve:\n" + "\n".join(fixes) if fixes else "")
+def posture(controls: dict[str, ControlState]) -> str:
+    """A table of controls; below it each fix, once, with the controls that it improves."""
+    rows = [(name, control.state, control.reason) for name, control in controls.items()]
+    lines = table(rows, head=("CONTROL", "STATE", "WHY")).splitlines()
+    column = lines[0].index("WHY")
+    text = "\n".join(wrapped(line, column) for line in lines)
+    fixes: dict[str, list[str]] = {}
+    for name, control in controls.items():
+        if control.state != "enforced" and control.fix:
+            fixes.setdefault(control.fix, []).append(name)
+    # Not wrapped: a command has to survive copying.
+    steps = [f"  {', '.join(names)}:\n    {fix}" for fix, names in fixes.items()]
+    return text + ("\n\nTo improve:\n" + "\n".join(steps) if steps else "")
+
+
+def weaker(controls: dict[str, ControlState]) -> str:
+    """The controls that are not enforced, those with one reason together; empty when all are."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, control in controls.items():
+        if control.state != "enforced":
+            reasons.setdefault((control.state, control.reason), []).append(name)
+    return "\n".join(
+        wrapped(f"  {state}: {', '.join(names)} ({reason})", 4) for (state, reason), names in reasons.items()
+    )
 
 
 def artifacts(found: Sequence[dict[str, Any]]) -> str:
@@ -94,6 +133,6 @@ def artifacts(found: Sequence[dict[str, Any]]) -> str:
         kind = f"{artifact.get('type') or 'unknown'}, {size(artifact.get('bytes'))}"
         lines.append(f"  {artifact['verdict']:<10} {artifact['path']} ({kind}){target}")
         for reason in artifact.get("reasons", ()):
-            remedy = f" {reason['remedy']}" if reason.get("remedy") else ""
-            lines.append(f"             {reason['code']}: {reason['message']}{remedy}")
+            remedy = f". {reason['remedy']}" if reason.get("remedy") else ""
+            lines.append(wrapped(f"             {reason['code']}: {reason['message']}{remedy}", 13))
     return "\n".join(lines)

@@ -16,9 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from ..errors import GloveboxError
+from ..errors import GloveboxError, RefusedError
+from ..ledger.events import escape
 from ..locations import state_dir
 from .loading import load_manifest
+from .policy import user_name
 
 Method = Literal["click", "code"]
 
@@ -40,7 +42,11 @@ def _file() -> Path:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    fd = os.open(state_dir() / "approvals.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    path = state_dir() / "approvals.lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _not_stored(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -66,11 +72,18 @@ def stored() -> list[Approval]:
         ) from error
 
 
+def _not_stored(path: Path, error: OSError) -> GloveboxError:
+    return GloveboxError(
+        f"The approvals in {path} cannot be changed: {error.strerror}.",
+        "Free space or the name, and try again.",
+    )
+
+
 def _write(approvals: list[Approval]) -> None:
     path = _file()
     temporary = path.with_name(f"approvals.{os.getpid()}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(approvals)))
             file.flush()
@@ -78,11 +91,16 @@ def _write(approvals: list[Approval]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise GloveboxError(f"The approval could not be stored in {path}: {error.strerror}.") from error
+        raise _not_stored(path, error) from error
 
 
 def approve(
-    notebook: Path, manifest_file: Path, *, method: Method = "code", sources: dict[str, str] | None = None
+    notebook: Path,
+    manifest_file: Path,
+    *,
+    method: Method = "code",
+    sources: dict[str, str] | None = None,
+    digest: str | None = None,
 ) -> Approval:
     """Store an approval; it replaces the notebook's former one.
 
@@ -91,19 +109,25 @@ def approve(
         manifest_file: the manifest that was shown.
         method: `code` for the command line and one-time codes, `click` for a click in the browser.
         sources: where each input leads now.
+        digest: the digest of the manifest that was shown; with it, a file that changed meanwhile is refused.
 
     Raises:
         ManifestError: the manifest is not valid.
+        RefusedError: the manifest is not the one that was shown.
         GloveboxError: the store cannot be read or written.
     """
-    import getpass
-
+    manifest = load_manifest(manifest_file).digest
+    if digest is not None and digest != manifest:
+        raise RefusedError(
+            f"The manifest {escape(str(manifest_file))} changed while it was being approved.",
+            "Look at it again, then approve it.",
+        )
     approval = Approval(
         notebook=os.path.realpath(notebook),
-        manifest=load_manifest(manifest_file).digest,
+        manifest=manifest,
         method=method,
         time=time.time(),
-        user=getpass.getuser(),
+        user=user_name(),
         sources=sources or {},
     )
     with _locked():

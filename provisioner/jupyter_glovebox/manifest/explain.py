@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ledger.events import escape
+from .model import Policy
 from .plan import Plan
 
 
@@ -20,16 +21,27 @@ def _time(seconds: float) -> str:
     return f"{seconds:g} seconds"
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: Plan, policy: Policy | None = None) -> str:
     """Several lines of plain text; hostile names are escaped.
 
     Args:
         plan: the compiled plan.
+        policy: the ceiling it was compiled under; with it, the text says what a manifest could ask for.
     """
     who = escape(plan.notebook) if plan.notebook else f"A command in {escape(plan.workdir)}"
     title = f"{who}, baseline" if plan.baseline else f"{who}, manifest `{escape(plan.name)}`"
     return "\n".join(
-        [title, "", *_reads(plan), *_writes(plan), *_reaches(plan), *_budgets(plan), "", *_rest(plan)]
+        [
+            title,
+            "",
+            *_reads(plan),
+            *_writes(plan),
+            *_reaches(plan),
+            *_budgets(plan),
+            *([] if policy is None else _ceiling(policy)),
+            "",
+            *_rest(plan),
+        ]
     )
 
 
@@ -74,13 +86,35 @@ def _budgets(plan: Plan) -> list[str]:
     return [
         f"Ends at:  {_size(b.memory)} memory; {_time(b.cpu_time)} processor time on {b.cpus:g} cores; "
         f"{_time(b.wall_time)} in all",
-        f"Limits:   {b.processes} processes and threads, {b.open_files} open files each, "
-        f"{_size(b.display)} of displayed output",
+        f"Limits:   {b.processes} processes and threads, {b.open_files} open files each",
     ]
 
 
+def _ceiling(policy: Policy) -> list[str]:
+    """Why not more: what is not granted was not asked for, up to here."""
+    b, out = policy.budgets, policy.outputs
+    whose = f"the policy {escape(policy.file)}" if policy.file else "the built-in policy"
+    lines = [
+        f"Could be: a manifest may ask for more, up to what {whose} allows: {_size(b.memory)} memory, {b.cpus:g} "
+        f"cores, {_time(b.cpu_time)} processor time, {_time(b.wall_time)} in all, {b.processes} processes, "
+        f"{_size(policy.scratch)} scratch; {out.max_files} results of {_size(out.max_file_size)}, "
+        f"{_size(out.max_total_size)} together",
+    ]
+    if policy.forbidden_inputs_outside:
+        lines.append("          Inputs outside the notebook's folder are forbidden there.")
+    if policy.forbidden_mounts:
+        lines.append(f"          Never inputs: {', '.join(map(escape, policy.forbidden_mounts))}")
+    return lines
+
+
 def _rest(plan: Plan) -> list[str]:
-    lines = [f"Isolation {plan.isolation}; code regarded as {plan.workload}; plan {plan.digest[:19]}…"]
+    how = {
+        "none": "no approval",
+        "caller": "the caller's own manifest",
+        "click": "approved by a click",
+        "code": "approved on the command line or with a code",
+    }[plan.approval]
+    lines = [f"Isolation {plan.isolation}; code regarded as {plan.workload}; {how}; plan {plan.digest[:19]}…"]
     if plan.environment:
         lines.append("Sets:     " + ", ".join(f"{k}={escape(v)}" for k, v in plan.environment.items()))
     if plan.require:

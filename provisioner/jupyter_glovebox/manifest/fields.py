@@ -15,35 +15,50 @@ from typing import Any
 
 import yaml
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.ASCII)
+from ..ledger.events import escape
+
+# A fraction needs a unit: `1.5` alone is a mistake, not one byte.
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?|(\d+)B?", re.ASCII)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*([smh])", re.ASCII)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONGEST_TEXT = 4096
+_NULLS = ("", "~", "null", "Null", "NULL")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong at a place (line and column count from 1; 0 when the whole file is meant)."""
+    """Something wrong at a place (line and column count from 1; 0 when the whole file is meant).
+
+    Both texts may quote the file; they are safe to print.
+    """
 
     line: int
     column: int
     message: str
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", escape(self.message))
+        object.__setattr__(self, "remedy", escape(self.remedy))
+
 
 @dataclass
 class Reader:
-    """Collects problems and remembers where each key was written (dotted name to line)."""
+    """Collects problems and remembers where each value was written (dotted name to line and column)."""
 
     problems: list[Problem] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def bad(self, node: yaml.Node, message: str, remedy: str = "") -> None:
         """Report a problem at a node."""
-        mark = node.start_mark
-        self.problems.append(Problem(mark.line + 1, mark.column + 1, message, remedy))
+        self.problems.append(Problem(*place_of(node), message, remedy))
+
+
+def place_of(node: yaml.Node) -> tuple[int, int]:
+    """Line and column of a node, from 1."""
+    return node.start_mark.line + 1, node.start_mark.column + 1
 
 
 class Invalid:
@@ -63,7 +78,7 @@ class Kind:
         if not isinstance(node, yaml.ScalarNode):
             reader.bad(node, f"`{name}` must be {self.words}.")
             return INVALID
-        value = self.scalar(node.value.strip(), plain=node.style is None)
+        value = self.scalar(node.value, plain=node.style is None)
         if value is INVALID:
             shown = node.value if len(node.value) <= 40 else node.value[:40] + "…"
             reader.bad(node, f"`{name}` must be {self.words}, not {shown!r}.", self.remedy(node.value))
@@ -91,11 +106,11 @@ class Size(Kind):
         found = _SIZE.fullmatch(text)
         if not found or len(text) > 24:
             return INVALID
-        value = int(float(found[1]) * _UNITS[found[2]])
+        value = int(found[3]) if found[3] else int(float(found[1]) * _UNITS[found[2]])
         return value if 0 < value < 1 << 60 else INVALID
 
     def schema(self) -> dict[str, Any]:
-        pattern = r"^\d+(\.\d+)?\s*[KMGT]?(i?B)?$"
+        pattern = r"^([0-9]+B?|[0-9]+(\.[0-9]+)?\s*[KMGT](i?B)?)$"
         return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": 1}]}
 
 
@@ -112,7 +127,7 @@ class Duration(Kind):
         return value if 0 < value <= 366 * 86400 else INVALID
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[smhd]$"}
+        return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*[smhd]$"}
 
 
 class Rate(Kind):
@@ -127,7 +142,7 @@ class Rate(Kind):
         return float(found[1]) / _SECONDS[found[2]]
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": r"^\d+(\.\d+)?\s*/\s*[smh]$"}
+        return {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*/\s*[smh]$"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +157,9 @@ class Whole(Kind):
         return f"a whole number from {self.least} to {self.most}"
 
     def scalar(self, text: str, *, plain: bool) -> Any:
-        if not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not self.least <= int(text) <= self.most:
+        if not plain or not re.fullmatch(r"0|[1-9]\d{0,9}", text, re.ASCII):
+            return INVALID
+        if not self.least <= int(text) <= self.most:
             return INVALID
         return int(text)
 
@@ -162,7 +179,7 @@ class Number(Kind):
         return f"a number from {self.least:g} to {self.most:g}"
 
     def scalar(self, text: str, *, plain: bool) -> Any:
-        if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text, re.ASCII):
+        if not plain or not re.fullmatch(r"(0|[1-9]\d{0,5})(\.\d{1,6})?|\.\d{1,6}", text, re.ASCII):
             return INVALID
         return float(text) if self.least <= float(text) <= self.most else INVALID
 
@@ -184,20 +201,28 @@ class Truth(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """Text without control characters, not empty; with `pattern`, matching it whole."""
+    """Text without control characters; with `pattern`, matching it whole.
+
+    `loose` also takes the empty text in quotes, and numbers and truth values, as they are written.
+    """
 
     words: str = "text"
     pattern: str = ""
+    loose: bool = False
 
     def scalar(self, text: str, *, plain: bool) -> Any:
-        if not text or len(text) > _LONGEST_TEXT or (plain and text in ("null", "~")):
+        if len(text) > _LONGEST_TEXT or (plain and text in _NULLS):
+            return INVALID
+        if not text and not self.loose:
             return INVALID
         if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) < 0xE000 for c in text):
             return INVALID
         return text if not self.pattern or re.fullmatch(self.pattern, text, re.ASCII) else INVALID
 
     def schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "string", "minLength": 1}
+        if self.loose:
+            return {"type": ["string", "number", "boolean"], "maxLength": _LONGEST_TEXT}
+        schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": _LONGEST_TEXT}
         if self.pattern:
             schema["pattern"] = f"^(?:{self.pattern})$"
         return schema
@@ -230,7 +255,7 @@ class Optional(Kind):
     inner: Kind
 
     def read(self, node: yaml.Node, reader: Reader, name: str) -> Any:
-        if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in ("null", "~", ""):
+        if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS:
             return None
         return self.inner.read(node, reader, name)
 
@@ -253,18 +278,20 @@ class ListOf(Kind):
         if len(node.value) > self.most:
             reader.bad(node, f"`{name}` has more than {self.most} entries.")
             return INVALID
-        values = []
+        values: list[Any] = []
         for number, item in enumerate(node.value):
             value = self.inner.read(item, reader, f"{name}[{number}]")
             if value is INVALID:
                 continue
             if self.unique and value in values:
                 reader.bad(item, f"`{name}` names the same thing twice.", "Remove one.")
+            reader.places[f"{name}[{len(values)}]"] = place_of(item)
             values.append(value)
         return values
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": self.inner.schema(), "maxItems": self.most}
+        schema: dict[str, Any] = {"type": "array", "items": self.inner.schema(), "maxItems": self.most}
+        return {**schema, "uniqueItems": True} if self.unique else schema
 
 
 @dataclass(frozen=True)
@@ -285,10 +312,12 @@ class MapOf(Kind):
         values = {}
         for key, (key_node, value_node) in pairs.items():
             if self.key.scalar(key, plain=False) is INVALID:
+                shown = key if len(key) <= 60 else key[:60] + "…"
                 reader.bad(
-                    key_node, f"{key!r} cannot be a name in `{name}`.", f"It must be {self.key.words}."
+                    key_node, f"{shown!r} cannot be a name in `{name}`.", f"It must be {self.key.words}."
                 )
                 continue
+            reader.places[f"{name}.{key}"] = place_of(key_node)
             value = self.inner.read(value_node, reader, f"{name}.{key}")
             if value is not INVALID:
                 values[key] = value
@@ -303,30 +332,6 @@ class MapOf(Kind):
         }
 
 
-class Anything(Kind):
-    """Any plain data (scalars, lists, mappings); scalars keep their YAML type."""
-
-    def read(self, node: yaml.Node, reader: Reader, name: str) -> Any:
-        if isinstance(node, yaml.SequenceNode):
-            return [self.read(item, reader, name) for item in node.value]
-        if isinstance(node, yaml.MappingNode):
-            pairs = _pairs(node, reader, name)
-            return {k: self.read(v, reader, f"{name}.{k}") for k, (_, v) in (pairs or {}).items()}
-        if not isinstance(node, yaml.ScalarNode):
-            return INVALID
-        text = node.value
-        if node.style is None:
-            if text in ("true", "false"):
-                return text == "true"
-            if text in ("null", "~", ""):
-                return None
-            if re.fullmatch(r"-?\d{1,15}", text, re.ASCII):
-                return int(text)
-            if re.fullmatch(r"-?\d{1,15}\.\d{1,15}", text, re.ASCII):
-                return float(text)
-        return text
-
-
 @dataclass(frozen=True)
 class Key:
     """One key of a section: its kind, its words for the reference, whether it must be there."""
@@ -339,10 +344,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Section(Kind):
-    """A mapping with known keys. `short` reads a bare scalar as the key of that name."""
+    """A mapping with known keys. `short` reads a bare scalar as the key of that name.
+
+    `later` names keys that are known but that nothing can honour yet: an error of their own, never ignored.
+    `least` is the number of keys there must be.
+    """
 
     keys: Mapping[str, Key]
     short: str = ""
+    later: tuple[str, ...] = ()
+    least: int = 0
 
     def read(self, node: yaml.Node, reader: Reader, name: str) -> Any:
         if self.short and isinstance(node, yaml.ScalarNode):
@@ -355,6 +366,9 @@ class Section(Kind):
         prefix = f"{name}." if name else ""
         for key, (key_node, value_node) in pairs.items():
             known = self.keys.get(key)
+            if known is None and key in self.later:
+                reader.bad(key_node, f"`{prefix}{key}` is not available in this version.", "Remove it.")
+                continue
             if known is None:
                 allowed = ", ".join(self.keys)
                 where = f" in `{name}`" if name else ""
@@ -363,13 +377,15 @@ class Section(Kind):
                     key_node, f"Unknown key `{key[:60]}`{where}.", f"{hint} Allowed keys: {allowed}.".strip()
                 )
                 continue
-            reader.places[f"{prefix}{key}"] = key_node.start_mark.line + 1
+            reader.places[f"{prefix}{key}"] = place_of(key_node)
             value = known.kind.read(value_node, reader, f"{prefix}{key}")
             if value is not INVALID:
                 values[key] = value
         for key, known in self.keys.items():
             if known.required and key not in pairs:
                 reader.bad(node, f"The key `{prefix}{key}` is missing.", f"Add `{key}: {known.example}`.")
+        if len(pairs) < self.least:
+            reader.bad(node, f"`{name}` names nothing.", f"Write one of: {', '.join(self.keys)}.")
         return values
 
     def schema(self) -> dict[str, Any]:
@@ -379,6 +395,8 @@ class Section(Kind):
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
         if required := [name for name, key in self.keys.items() if key.required]:
             schema["required"] = required
+        if self.least:
+            schema["minProperties"] = self.least
         return {"anyOf": [self.keys[self.short].kind.schema(), schema]} if self.short else schema
 
 

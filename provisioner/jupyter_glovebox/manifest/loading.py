@@ -55,13 +55,13 @@ def load_manifest(path: Path | str) -> Manifest:
     return parse_manifest(_read(Path(path), follow=True), str(path))
 
 
-def load_policy(path: Path | str, *, follow: bool = True) -> Policy:
-    """Read a policy; with `follow` False its name must not be a link.
+def load_policy(path: Path | str, *, managed: bool = False) -> Policy:
+    """Read a policy; a managed one must not be a link, and `denials` is `uniform` unless it says otherwise.
 
     Raises:
         ManifestError: it cannot be read or is not valid.
     """
-    return parse_policy(_read(Path(path), follow=follow), str(path))
+    return parse_policy(_read(Path(path), follow=not managed), str(path), managed=managed)
 
 
 def parse_manifest(text: bytes | str, file: str = "manifest") -> Manifest:
@@ -70,9 +70,9 @@ def parse_manifest(text: bytes | str, file: str = "manifest") -> Manifest:
     return manifest_from(values, reader.places, file)
 
 
-def parse_policy(text: bytes | str, file: str = "policy") -> Policy:
+def parse_policy(text: bytes | str, file: str = "policy", *, managed: bool = False) -> Policy:
     """As `load_policy`, from text."""
-    return policy_from(_parse(text, file, POLICY)[0], file)
+    return policy_from(_parse(text, file, POLICY)[0], file, managed=managed)
 
 
 def _fail(file: str, message: str, remedy: str = "", line: int = 0, column: int = 0) -> ManifestError:
@@ -82,17 +82,19 @@ def _fail(file: str, message: str, remedy: str = "", line: int = 0, column: int 
 def _read(path: Path, *, follow: bool) -> bytes:
     name = str(path)
     try:
-        # Non-blocking: a FIFO must not make the reader wait for a writer.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        fd = os.open(path, flags)
+        # O_PATH first: opening a device or a FIFO can itself do something, or wait.
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+        try:
+            mode = os.fstat(place).st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+                raise _fail(name, f"It is {kind}.", "Name a YAML file.")
+            fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(place)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _fail(name, f"The file cannot be read: {reason}.", "Check its name and rights.") from error
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(fd)
-        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise _fail(name, f"It is {kind}.", "Name a YAML file.")
     with os.fdopen(fd, "rb") as file:
         try:
             text = file.read(_MOST_BYTES + 1)
@@ -148,6 +150,15 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         raise _fail(file, f"This is not YAML: {error.problem or error.context}.", "", *at) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        at = (before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise _fail(
+            file,
+            f"There is a character that YAML does not allow (U+{ord(text[error.position]):04X}).",
+            "Remove it.",
+            *at,
+        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _fail(file, f"This is not YAML: {str(error).splitlines()[0][:200]}.", "", 1, 1) from error
     return node

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 
 from .fields import (
-    Anything,
     Choice,
     Duration,
     Key,
@@ -26,6 +25,7 @@ from .fields import (
     Truth,
     Whole,
 )
+from .names import AbsolutePath, InputPath, OutputPath, VariableName
 from .plan import (
     CONTROLS,
     TYPES,
@@ -62,11 +62,20 @@ CEILINGS = Budgets(
 DEFAULT_SCRATCH = Scratch(size=512 * _M)
 SCRATCH_CEILING = 8 * _G
 DEFAULT_OUTPUTS = Outputs(max_files=20, max_file_size=50 * _M, max_total_size=200 * _M, types=DEFAULT_TYPES)
-OUTPUTS_CEILING = Outputs(max_files=500, max_file_size=_G, max_total_size=4 * _G, types=TYPES)
+OUTPUTS_CEILING = Outputs(
+    max_files=500, max_file_size=_G, max_total_size=4 * _G, types=TYPES,
+    formulas="allow", secrets="allow", inputs_copied="allow",
+)  # fmt: skip
+STRICTNESS = {
+    "formulas": ("allow", "neutralise", "reject"),
+    "secrets": ("allow", "review", "reject"),
+    "inputs_copied": ("allow", "review", "reject"),
+}
+"""What the verifier does about a finding, from the most to the least permissive."""
 
-_PATH = Text("a path (not empty, no control characters)")
 _NAME = Text("a name of letters, digits, dot, dash or underscore", r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VARIABLE = Text("a variable's name", r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_PERSON = Text("the name of a user or group", r"[^\s:/,]{1,100}")
+_URL_PATH = Text("a path that begins with `/`", r"/.*")
 _HOST = Text("a host name or address", r"[A-Za-z0-9.\-:\[\]*_]{1,253}")
 _METHOD = Choice(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _ISOLATION = Choice(("bubblewrap", "gvisor"))
@@ -90,23 +99,37 @@ SCRATCH = Section(
     }
 )
 _OUTPUT_KEYS = {
-    "path": Key(
-        _PATH, "folder for results; `.` makes every new file in the working folder a result", "outputs"
-    ),
     "max_files": Key(Whole(1, 100_000), "how many files may leave", "20"),
     "max_file_size": Key(Size(), "size of one file", "50M"),
     "max_total_size": Key(Size(), "size of all files together", "200M"),
     "types": Key(
         ListOf(Choice(TYPES)), "content types that may leave, by content and not by name", "[csv, png]"
     ),
+    "formulas": Key(Choice(STRICTNESS["formulas"]), "cells that a spreadsheet would run", "neutralise"),
+    "secrets": Key(Choice(STRICTNESS["secrets"]), "text that looks like a credential", "reject"),
+    "inputs_copied": Key(Choice(STRICTNESS["inputs_copied"]), "rows copied from an input", "review"),
 }
+EXPECTED = Section(
+    {
+        "columns": Key(
+            MapOf(Choice(("string", "number", "integer"))),
+            "the columns of a table in their order, and what they hold",
+            "{client_id: string, total: number}",
+        ),
+        "min_rows": Key(Whole(0), "how many rows there must be", "1"),
+    }
+)
+OUTPUTS_POLICY = tuple(_OUTPUT_KEYS)
+"""The keys of `outputs` that a policy has."""
 OUTPUTS = Section(
     {
+        "path": Key(
+            OutputPath(),
+            "folder for results; `.` makes every new file in the working folder a result",
+            "outputs",
+        ),
         **_OUTPUT_KEYS,
-        "expect": Key(MapOf(Anything()), "what a file must hold, by file name", "{clean.csv: {min_rows: 1}}"),
-        "formulas": Key(Choice(("neutralise", "allow", "reject")), "cells that a spreadsheet would run"),
-        "secrets": Key(Choice(("reject", "review", "allow")), "text that looks like a credential"),
-        "inputs_copied": Key(Choice(("review", "reject", "allow")), "rows copied from an input"),
+        "expect": Key(MapOf(EXPECTED), "what a file must hold, by file name", "{clean.csv: {min_rows: 1}}"),
     }
 )
 NETWORK = Section(
@@ -115,7 +138,7 @@ NETWORK = Section(
         "port": Key(Whole(1, 65535), "port", "443"),
         "protocol": Key(Choice(("https", "http", "tcp")), "protocol", "https"),
         "methods": Key(ListOf(_METHOD), "HTTP methods", "[GET]"),
-        "paths": Key(ListOf(_PATH), "URL paths, `**` for any rest", "[/v1/rates/**]"),
+        "paths": Key(ListOf(_URL_PATH), "URL paths, `**` for any rest", "[/v1/rates/**]"),
         "headers": Key(MapOf(Text()), "headers a request must have"),
         "query": Key(MapOf(Text()), "query parameters a request must have"),
         "websocket": Key(Truth(), "whether a connection may become a WebSocket"),
@@ -132,7 +155,7 @@ CREDENTIAL = Section(
         "name": Key(_NAME, "name of a credential in the policy", "RATES_TOKEN", required=True),
         "use": Key(_HOST, "the only host it is used for", "api.rates.example", required=True),
         "methods": Key(ListOf(_METHOD), "HTTP methods", "[GET]"),
-        "paths": Key(ListOf(_PATH), "URL paths"),
+        "paths": Key(ListOf(_URL_PATH), "URL paths"),
         "ttl": Key(Duration(), "how long it is lent", "15m"),
     }
 )
@@ -151,7 +174,9 @@ MANIFEST = Section(
             ListOf(
                 Section(
                     {
-                        "path": Key(_PATH, "file, folder or pattern", "data/clients.xlsx", required=True),
+                        "path": Key(
+                            InputPath(), "file, folder or pattern", "data/clients.xlsx", required=True
+                        ),
                         "sha256": Key(
                             Optional(Text("64 hexadecimal digits", r"[0-9a-fA-F]{64}")),
                             "digest the file must have",
@@ -170,7 +195,9 @@ MANIFEST = Section(
         "operations": Key(ListOf(_NAME), "named operations from policy", "[]"),
         "credentials": Key(ListOf(CREDENTIAL, most=50), "credentials used on the notebook's behalf", "[]"),
         "environment": Key(
-            MapOf(Text("text"), key=_VARIABLE), "environment variables for the kernel", "{TZ: Europe/Zurich}"
+            MapOf(Text("text", loose=True), key=VariableName()),
+            "environment variables for the kernel",
+            "{TZ: Europe/Zurich}",
         ),
         "devices": Key(ListOf(Choice(("gpu",))), "devices, where policy allows", "[]"),
         "budgets": Key(BUDGETS, "limits; each that ends a kernel is named", "{memory: 2G}"),
@@ -199,15 +226,21 @@ _POLICY_KEYS = {
     "require": Key(ListOf(_CONTROL), "controls that must be enforced for every kernel"),
     "denials": Key(
         Choice(("explicit", "uniform")),
-        "explicit: a hidden path that exists says Permission denied; uniform: no difference to one that does not",
+        "explicit: a hidden path that exists says Permission denied; uniform: no difference to one that does not "
+        "(holds in a managed policy that has no such key)",
     ),
     "approval": Key(Choice(("click", "code")), "how a person approves in the browser"),
-    "forbidden_mounts": Key(ListOf(_PATH), "paths that are never mounted, with all below them"),
+    "forbidden_mounts": Key(ListOf(AbsolutePath()), "paths that are never mounted, with all below them"),
     "forbidden_inputs_outside": Key(Truth(), "refuse inputs outside the notebook's own folder"),
     "scratch": Key(Size(), "largest scratch"),
-    "outputs": Key(Section({k: v for k, v in _OUTPUT_KEYS.items() if k != "path"}), "most that may leave"),
+    "outputs": Key(
+        Section(_OUTPUT_KEYS),
+        "most that may leave; formulas, secrets and inputs_copied: the most permissive choice",
+    ),
     "budgets": Key(BUDGETS, "largest budgets"),
 }
+# What only widens what a gateway, a broker and a download gate, which are not there yet, would allow.
+_POLICY_LATER = ("network", "credentials", "operations", "devices", "download", "display")
 POLICY = Section(
     {
         "version": Key(Choice(("1",)), "version of this format", "1", required=True),
@@ -220,24 +253,27 @@ POLICY = Section(
                         "match": Key(
                             Section(
                                 {
-                                    "path": Key(_PATH, "pattern of the notebook's real path"),
-                                    "user": Key(ListOf(_NAME), "user names"),
-                                    "group": Key(ListOf(_NAME), "group names"),
-                                }
+                                    "path": Key(AbsolutePath(), "pattern of the notebook's real path"),
+                                    "user": Key(ListOf(_PERSON), "user names"),
+                                    "group": Key(ListOf(_PERSON), "group names"),
+                                },
+                                least=1,
                             ),
                             "every given selector must match",
                             "{path: /srv/class/**}",
                             required=True,
                         ),
                         **_POLICY_KEYS,
-                    }
+                    },
+                    later=_POLICY_LATER,
                 ),
                 most=100,
                 unique=False,
             ),
             "other values for some notebooks or people; later rules win",
         ),
-    }
+    },
+    later=_POLICY_LATER,
 )
 
 
@@ -249,7 +285,7 @@ class ManifestInput(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A manifest as read. `places` maps the dotted name of each written key to its line."""
+    """A manifest as read. `places` maps the dotted name of each written key to its line and column."""
 
     name: str
     isolation: Isolation | None = None
@@ -266,7 +302,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets = DEFAULT_BUDGETS
     display: Display = Display()
     observation: Literal["standard", "strict"] = "standard"
-    places: dict[str, int] = {}
+    places: dict[str, tuple[int, int]] = {}
     file: str = ""
 
     @property
@@ -303,7 +339,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return "sha256:" + hashlib.sha256(msgspec.json.encode(bare, order="deterministic")).hexdigest()
 
 
-def manifest_from(values: dict[str, Any], places: dict[str, int], file: str) -> Manifest:
+def manifest_from(values: dict[str, Any], places: dict[str, tuple[int, int]], file: str) -> Manifest:
     """Build a manifest from checked values; what is not written gets the default."""
     known = dict(values)
     known.pop("version", None)
@@ -328,9 +364,9 @@ def manifest_from(values: dict[str, Any], places: dict[str, int], file: str) -> 
     return Manifest(**known, places=places, file=file)
 
 
-def policy_from(values: dict[str, Any], file: str) -> Policy:
-    """Build a policy from checked values."""
-    known = dict(values)
+def policy_from(values: dict[str, Any], file: str, *, managed: bool = False) -> Policy:
+    """Build a policy from checked values; a managed one does not tell tenants what exists on the host."""
+    known = {"denials": "uniform", **values} if managed else dict(values)
     known.pop("version", None)
     rules = tuple(known.pop("rules", ()))
     return with_section(Policy(rules=rules, file=file), known)

@@ -19,20 +19,36 @@ def current_policy() -> Policy:
     """The policy in force for this user, before its rules.
 
     Raises:
-        RefusedError: the admin's policy can be changed by others than root.
+        RefusedError: the admin's policy can be changed by others than root, or cannot be reached.
         ManifestError: it is not valid. A policy that cannot be read never means "no policy".
     """
-    if os.path.lexists(ADMIN_POLICY):
+    if _exists(ADMIN_POLICY):
         _trusted(ADMIN_POLICY)
-        return load_policy(ADMIN_POLICY, follow=False)
+        return load_policy(ADMIN_POLICY, managed=True)
     own = config_dir() / "policy.yaml"
-    return load_policy(own) if os.path.lexists(own) else Policy()
+    return load_policy(own) if _exists(own) else Policy()
+
+
+def _exists(path: Path) -> bool:
+    """Whether the name is there. Not being allowed to look is no answer."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise RefusedError(
+            f"Whether there is a policy at {path} cannot be seen: {error.strerror}.",
+            f"Make its folder readable: chmod a+rx {path.parent}",
+        ) from error
+    return True
 
 
 def _trusted(path: Path) -> None:
-    for place in (path, path.parent):
+    for place in (path, *path.parents):
         found = place.lstat()
-        if stat.S_ISLNK(found.st_mode) or found.st_uid != 0 or found.st_mode & 0o022:
+        # Others may write to a sticky folder, but not replace what is root's in it.
+        shared = found.st_mode & 0o022 and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX)
+        if stat.S_ISLNK(found.st_mode) or found.st_uid != 0 or shared:
             raise RefusedError(
                 f"The policy {path} is not trustworthy: {place} must belong to root, be no link, and be "
                 "writable by root alone.",
@@ -48,11 +64,11 @@ def policy_for(policy: Policy, notebook: str, *, user: str | None = None) -> Pol
         notebook: real path.
         user: user name; default: whoever runs this process.
     """
-    name = user if user is not None else _user_name()
+    name = user if user is not None else user_name()
     groups: set[str] | None = None
     for rule in policy.rules:
         match = rule["match"]
-        if "path" in match and not _matches(notebook, match["path"]):
+        if "path" in match and not _matches(notebook.split("/"), match["path"].split("/")):
             continue
         if "user" in match and name not in match["user"]:
             continue
@@ -64,18 +80,24 @@ def policy_for(policy: Policy, notebook: str, *, user: str | None = None) -> Pol
     return policy
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """`*` matches within one name, `**` any rest."""
-    if pattern.endswith("/**"):
-        folder = pattern[:-3]
-        depth = folder.count("/")
-        start = "/".join(path.split("/")[: depth + 1])
-        return path.count("/") > depth and _matches(start, folder)
-    parts, names = pattern.split("/"), path.split("/")
-    return len(parts) == len(names) and all(map(fnmatch.fnmatchcase, names, parts))
+def _matches(names: list[str], pattern: list[str]) -> bool:
+    """`*` matches within one name, `**` any number of names, also none."""
+    # possible[n]: the pattern so far matches the first n names.
+    possible = [True] + [False] * len(names)
+    for part in pattern:
+        if part == "**":
+            first = possible.index(True) if True in possible else len(possible)
+            possible = [n >= first for n in range(len(possible))]
+        else:
+            possible = [
+                n > 0 and possible[n - 1] and fnmatch.fnmatchcase(names[n - 1], part)
+                for n in range(len(possible))
+            ]
+    return possible[-1]
 
 
-def _user_name() -> str:
+def user_name() -> str:
+    """Who runs this process, from the user database and never from the environment."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -83,9 +105,19 @@ def _user_name() -> str:
 
 
 def _groups(user: str) -> set[str]:
-    found = {entry.gr_name for entry in grp.getgrall() if user in entry.gr_mem}
+    """The user's groups. Asked as at login: databases such as LDAP do not list the members of a group."""
+    numbers: set[int] = set()
     try:
-        found.add(grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name)
+        entry = pwd.getpwnam(user)
+        numbers.update(os.getgrouplist(user, entry.pw_gid))
     except KeyError:
         pass
+    if user == user_name():
+        numbers.update((*os.getgroups(), os.getgid()))
+    found = set()
+    for number in numbers:
+        try:
+            found.add(grp.getgrgid(number).gr_name)
+        except KeyError:
+            continue
     return found

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .fields import Section
-from .model import CEILINGS, MANIFEST, OUTPUTS_CEILING, POLICY, SCRATCH_CEILING, Policy
+from .model import MANIFEST, OUTPUTS_POLICY, POLICY, Policy
+from .plan import Budgets, Outputs
 
 _ID = "https://jupyter-glovebox.readthedocs.io/schemas"
 
@@ -31,7 +32,7 @@ def policy_schema() -> dict[str, Any]:
 def _schema(section: Section, name: str, title: str) -> dict[str, Any]:
     schema = section.schema()
     # The number 1 is what people write; the loader reads scalars as text.
-    schema["properties"]["version"] = {"const": 1, "description": "version of this format"}
+    schema["properties"]["version"] = {"enum": [1, "1"], "description": "version of this format"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"{_ID}/{name}-1.json",
@@ -43,39 +44,42 @@ def _schema(section: Section, name: str, title: str) -> dict[str, Any]:
 def sample_policy() -> str:
     """The built-in policy, written out with every key commented. It parses to the same values."""
     policy = Policy()
-    words = {name: key.words for name, key in POLICY.keys.items()}
-    out = POLICY_HEAD.splitlines()
-    values: list[tuple[str, str]] = [
-        ("enforce", "true"),
-        ("baseline", policy.baseline),
-        ("workload", policy.workload),
-        ("isolation", _flow(policy.isolation)),
-        ("require", "[]"),
-        ("denials", policy.denials),
-        ("approval", policy.approval),
-        ("forbidden_mounts", "[]"),
-        ("forbidden_inputs_outside", "false"),
-        ("scratch", _size(SCRATCH_CEILING)),
-    ]
-    for name, value in values:
-        out += [f"# {words[name]}", f"{name}: {value}", ""]
-    out += [f"# {words['outputs']}", "outputs:"]
-    for name in ("max_files", "max_file_size", "max_total_size"):
-        value = getattr(OUTPUTS_CEILING, name)
-        out.append(f"  {name}: {value if name == 'max_files' else _size(value)}")
-    out += [f"  types: [{', '.join(OUTPUTS_CEILING.types)}]", "", f"# {words['budgets']}", "budgets:"]
-    for name in CEILINGS.__struct_fields__:
-        value = getattr(CEILINGS, name)
-        shown = (
-            _size(value)
-            if name in ("memory", "display")
-            else f"{value:g}s"
-            if name.endswith("time")
-            else f"{value:g}"
-        )
-        out.append(f"  {name}: {shown}")
-    out += ["", f"# {words['rules']}", *POLICY_RULES.splitlines(), "rules: []", ""]
+    written = {
+        "enforce": "true",
+        "baseline": policy.baseline,
+        "workload": policy.workload,
+        "isolation": "{" + ", ".join(f"{k}: {v}" for k, v in policy.isolation.items()) + "}",
+        "require": "[]",
+        "denials": policy.denials,
+        "approval": policy.approval,
+        "forbidden_mounts": "[]",
+        "forbidden_inputs_outside": "false",
+        "scratch": _size(policy.scratch),
+        "outputs": _section(policy.outputs),
+        "budgets": _section(policy.budgets),
+        "rules": f"[]\n{POLICY_RULES}",
+    }
+    out = [POLICY_HEAD]
+    for name, key in POLICY.keys.items():
+        if name != "version":
+            out += [f"# {key.words}", f"{name}: {written[name]}".replace(": \n", ":\n"), ""]
     return "\n".join(out)
+
+
+def _section(values: Budgets | Outputs) -> str:
+    lines = []
+    for name in OUTPUTS_POLICY if isinstance(values, Outputs) else values.__struct_fields__:
+        value = getattr(values, name)
+        if isinstance(value, tuple):
+            shown = f"[{', '.join(value)}]"
+        elif name in ("memory", "display") or name.endswith("_size"):
+            shown = _size(value)
+        elif name.endswith("_time"):
+            shown = f"{value / 3600:g}h"
+        else:
+            shown = value if isinstance(value, str) else f"{value:g}"
+        lines.append(f"\n  {name}: {shown}")
+    return "".join(lines)
 
 
 POLICY_HEAD = """\
@@ -86,13 +90,10 @@ POLICY_HEAD = """\
 version: 1
 """
 POLICY_RULES = """\
-# - match: {path: /srv/class/**, group: [students]}
-#   baseline: refuse
-#   budgets: {memory: 1G, wall_time: 1h}"""
-
-
-def _flow(values: dict[str, Any]) -> str:
-    return "{" + ", ".join(f"{k}: {v}" for k, v in values.items()) + "}"
+# rules:
+#   - match: {path: /srv/class/**, group: [students]}
+#     baseline: refuse
+#     budgets: {memory: 1G, wall_time: 1h}"""
 
 
 def _size(count: int) -> str:

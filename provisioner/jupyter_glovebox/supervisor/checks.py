@@ -56,7 +56,7 @@ def fixed_controls(plan: Plan, *, relay: bool) -> dict[str, ControlState]:
         "none": ControlState("enforced", "nothing was granted: the baseline needs no approval"),
         "caller": ControlState("soft", "the caller of the command named the manifest"),
         "click": ControlState("soft", "approved without a one-time code"),
-        "code": ControlState("enforced", "approved with a one-time code"),
+        "code": ControlState("enforced", "approved on the command line or with a one-time code"),
     }
     return {
         "relay": ControlState("enforced", "every message is verified and signed again")

@@ -222,12 +222,15 @@ class Classifier:
     def _suggestion(self, path: str, sensitive: bool, creates: bool) -> str:
         if sensitive:
             return "No manifest can allow this: credential locations are never mounted."
-        if creates:
-            return f"Write to the working folder or to {self._outputs()} instead."
-        if path.startswith(self._workdir.rstrip("/") + "/"):
-            path = path[len(self._workdir.rstrip("/")) + 1 :]
         import json
 
+        inside = path.startswith(self._workdir.rstrip("/") + "/")
+        if inside:
+            path = path[len(self._workdir.rstrip("/")) + 1 :]
+        if creates and inside and self._plan.outputs is None and "/" in path:
+            return f"outputs: {{path: {json.dumps(escape(posixpath.dirname(path)), ensure_ascii=False)}}}"
+        if creates:
+            return f"Write to the working folder or to {self._outputs()} instead."
         return f"inputs: [{json.dumps(escape(path), ensure_ascii=False)}]"
 
     # -- addresses ------------------------------------------------------------------------------
