@@ -254,8 +254,9 @@ from support import new_manager
 manager = new_manager()
 manager.start_kernel()
 client = manager.client(); client.start_channels(); client.wait_for_ready(timeout=60)
-client.execute("import subprocess; subprocess.Popen(['sleep', {marker!r}], start_new_session=True)")
-client.get_shell_msg(timeout=60)
+client.execute_interactive(
+    "import subprocess; p = subprocess.Popen(['sleep', {marker!r}], start_new_session=True)", timeout=60
+)
 print(manager.kernel_id, flush=True)
 time.sleep(600)
 """
@@ -267,8 +268,10 @@ def test_sigkill_of_the_server_ends_everything(ledger: Any) -> None:
     server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with server:
         kernel_id = server.stdout.readline().strip()
-        assert [p for p in processes_with(marker) if _cmdline(p)[0] == "sleep"]
-        server.kill()
+        try:
+            until(lambda: [p for p in processes_with(marker) if _cmdline(p)[:1] == ["sleep"]], "the child")
+        finally:
+            server.kill()
     until(lambda: not [p for p in processes_with(marker) if _cmdline(p)[:1] == ["sleep"]], "the child's end")
     until(_no_folder, "the folder's end")
     (record,) = until(lambda: ledger(kernel_id)[1], "the record")

@@ -203,7 +203,9 @@ class Classifier:
 
     def _hidden(self, operation: str, path: str, creates: bool) -> Finding | None:
         sensitive = is_sensitive(path, self._homes)
-        if not sensitive and (path.startswith(_QUIET) or path.startswith(self._dot_homes) or path == "/"):
+        if not sensitive and (
+            f"{path}/".startswith(_QUIET) or path.startswith(self._dot_homes) or path == "/"
+        ):
             return None
         judged = posixpath.dirname(path) if creates else path
         if self._plan.denials == "uniform":
@@ -278,7 +280,7 @@ class Classifier:
         if exists:
             return None
         if self._plan.denials == "uniform":
-            hidden = self.mount_of(path) is None and not path.startswith(_QUIET)
+            hidden = self.mount_of(path) is None and not f"{path}/".startswith(_QUIET)
         else:
             hidden = os.path.lexists(path)
         return self.foreign_socket(path) if hidden or is_sensitive(path, self._homes) else None
