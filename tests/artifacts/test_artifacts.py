@@ -217,7 +217,7 @@ _BOOK = {"[Content_Types].xml": b"<Types/>", "xl/workbook.xml": b"<w/>"}
         ("b.xlsx", lambda p: _zip(p, {**_BOOK, "xl/x.xml": b"0" * (64 << 20)}), "reject", "archive-bomb"),
         ("f.xlsx", lambda p: _xlsx(p, '=WEBSERVICE("http://x.example")'), "reject", "formula"),
         ("s.xlsx", lambda p: _xlsx(p, "AKIAIOSFODNN7EXAMPLE"), "reject", "secret"),
-        ("t.xlsx", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(100)), "reject", "type"),
+        ("t.xlsx", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(100)), "reject", "name-type"),
     ],
 )  # fmt: skip
 def test_verdicts(tmp_path: Path, name: str, content: Any, verdict: str, code: str) -> None:

@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jupyter_glovebox.ledger.events import CleanupStep, Event, Usage, UsageRecord, escape
+from jupyter_glovebox.ledger.events import Cell, CleanupStep, Event, Process, Usage, UsageRecord, escape
 from jupyter_glovebox.ledger.store import Ledger, LedgerError
 
 
@@ -141,6 +142,99 @@ def test_a_full_disk_is_said_aloud(tmp_path: Path) -> None:
         ledger.close()
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_an_entry_that_cannot_be_read_is_said_aloud(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger(path)
+    ledger.add_event(event())
+    ledger.close()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TRIGGER entries_stay")
+    db.execute("UPDATE entries SET body = replace(body, 'not-granted', 'made-up')")
+    db.close()
+    ledger = Ledger(path)
+    with pytest.raises(LedgerError, match=r"Entry 1 .* cannot be read") as caught:
+        ledger.events()
+    assert "--verify" in caught.value.remedy
+    ledger.close()
+
+
+def test_the_tail_of_a_chain_can_be_cut_unseen(tmp_path: Path) -> None:
+    """What a chain alone cannot show; docs/ledger.md says so."""
+    path = tmp_path / "ledger"
+    ledger = Ledger(path)
+    for number in range(3):
+        ledger.add_event(event(f"/x{number}"))
+    ledger.close()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TRIGGER entries_remain")
+    db.execute("DELETE FROM entries WHERE seq = 3")
+    db.close()
+    ledger = Ledger(path)
+    assert ledger.verify_chain() is None
+    assert [e.seq for e in ledger.events()[0]] == [1, 2]
+    ledger.close()
+
+
+def test_every_file_of_the_ledger_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    ledger = Ledger(folder / "ledger")
+    ledger.add_event(event())
+    assert {p.name: p.stat().st_mode & 0o777 for p in folder.iterdir()} == dict.fromkeys(
+        ("ledger", "ledger-wal", "ledger-shm"), 0o600
+    )
+    ledger.close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(LedgerError) as caught:
+            Ledger(tmp_path / "ledger")
+        tmp_path.chmod(0o700)
+    else:
+        folder = tmp_path / "fixed"
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", str(folder)], check=True)
+        try:
+            with pytest.raises(LedgerError) as caught:
+                Ledger(folder / "ledger")
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+    assert "rights" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["event", "usage"])
+def test_schemas_are_current_and_hold(name: str) -> None:
+    import jsonschema
+    import msgspec
+    import yaml
+    from jupyter_glovebox.ledger import schema
+
+    file = schema.FOLDER / f"{name}.yaml"
+    assert file.read_text() == schema.text(name), "run: python -m jupyter_glovebox.ledger.schema"
+    shape = yaml.safe_load(file.read_text())
+    assert shape["version"] == "1"
+    assert shape["type"] == "object"
+    assert "$ref" not in file.read_text()
+    cell = Cell(execution_count=1, msg_id="m", index=0)
+    process = Process(pid=1, comm="python", cmdline="python x")
+    examples: dict[str, Any] = {
+        "event": msgspec.structs.replace(event(), cell=cell, process=process),
+        "usage": UsageRecord(kernel_id="k", notebook=None, plan="p", started=1, ended=2, closed_by="exit",
+                             usage=Usage(), cleanup={"cgroup": CleanupStep(verified=False, detail="x")}),
+    }  # fmt: skip
+    good = msgspec.to_builtins(examples[name])
+    checker = jsonschema.Draft202012Validator(shape)
+    checker.check_schema(shape)
+    checker.validate(good)
+    for key in ("kernel_id", "plan"):
+        with pytest.raises(jsonschema.ValidationError):
+            checker.validate({k: v for k, v in good.items() if k != key})
+    with pytest.raises(jsonschema.ValidationError):
+        checker.validate({**good, "kernel_id": 7})
 
 
 def test_escape() -> None:

@@ -9,6 +9,8 @@ import json
 import os
 import zipfile
 
+from .workbook import has_plain_directory
+
 HEAD = 1 << 16
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -74,6 +76,8 @@ def identify(path: str, name: str) -> str:
 
 
 def _zip_kind(path: str) -> str:
+    if not has_plain_directory(path):
+        return "zip"  # a directory that hides, or that is too large to be read
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist()[:2000]]
@@ -104,7 +108,13 @@ def _text_kind(head: bytes, suffix: str) -> str:
     if start.startswith(("<!doctype html", "<html", "<script", "<head", "<body", "<iframe", "<?xml")):
         return "html"
     kind = _TEXT_SUFFIXES.get(suffix)
-    if kind in ("json", "ipynb") and not start.startswith(("{", "[", '"', "-", "t", "f", "n", *"0123456789")):
+    if kind == "html" and start.startswith("<"):
+        return "html"  # a part of a page, as DataFrame.to_html writes it
+    if (
+        kind in ("json", "ipynb")
+        and start
+        and not start.startswith(("{", "[", '"', "-", "t", "f", "n", *"0123456789"))
+    ):
         return "txt"
     if kind == "ipynb" and not _is_notebook(text):
         return "json"

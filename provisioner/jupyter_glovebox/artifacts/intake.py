@@ -10,6 +10,8 @@ Sources: openat2(2), open(2), inode(7).
 from __future__ import annotations
 
 import ctypes
+import errno
+import fnmatch
 import hashlib
 import os
 import platform
@@ -19,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import GloveboxError
+from ..ledger.events import escape
 from .model import Candidate, Reason
 
 _OPENAT2 = 437  # the same number on x86-64 and aarch64
@@ -36,6 +39,13 @@ _RESERVED = {
     *(f"com{n}" for n in range(1, 10)),
     *(f"lpt{n}" for n in range(1, 10)),
 }
+# Names under which programs look for instructions in the folder where they are started or in a home.
+# Jupyter and IPython read their configuration from the current folder.
+_INSTRUCTIONS = (
+    "jupyter*_config.json", "ipython*_config.json", "glovebox.yaml", "*.glovebox.yaml", "authorized_keys*",
+    "makefile", "gnumakefile", "justfile", "rakefile", "gemfile", "vagrantfile", "jenkinsfile", "procfile",
+    "dockerfile", "containerfile", "docker-compose.*", "compose.yaml", "compose.yml", "package.json",
+)  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +55,9 @@ class _OpenHow(ctypes.Structure):
 
 
 def _open(folder: int, name: bytes, flags: int) -> int:
-    how = _OpenHow(flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0, _RESOLVE)
+    # openat2 refuses flags that mean nothing together, as these do with O_PATH.
+    waiting = 0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY
+    how = _OpenHow(flags | os.O_CLOEXEC | os.O_NOFOLLOW | waiting, 0, _RESOLVE)
     fd = _libc.syscall(
         ctypes.c_long(_OPENAT2), ctypes.c_int(folder), ctypes.c_char_p(name), ctypes.byref(how),
         ctypes.c_size_t(ctypes.sizeof(how)),
@@ -144,6 +156,7 @@ class _Intake:
         self._max_total_size = max_total_size
         self._taken: list[Candidate] = []
         self._refused: list[Candidate] = []
+        self._names: dict[str, bytes] = {}
         self._total = 0
         self.entries = 0
         self.overflow = 0
@@ -162,17 +175,25 @@ class _Intake:
             self.refuse(name, "name", problem, "Give the file a plain name.")
             return
         try:
-            fd = _open(folder, part, os.O_RDONLY)
+            fd = _open_regular(folder, part)
+        except PermissionError:
+            self.refuse(name, "unreadable", "the file cannot be read", "Give it read permission (chmod u+r).")
+            return
         except OSError as error:
-            what = "is a link" if error.errno == 40 else f"cannot be opened: {error.strerror}"
+            what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
             self.refuse(name, "not-regular", f"the entry {what}", "Write a regular file.")
+            return
+        if fd is None:
+            self.refuse(name, "not-regular", "the entry is no regular file", "Write a regular file.")
             return
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                self.refuse(name, "not-regular", "the entry is no regular file", "Write a regular file.")
-            elif found.st_nlink != 1:
+            if found.st_nlink != 1:
                 self.refuse(name, "hard-link", f"the file has {found.st_nlink} names", "Write a copy.")
+            elif twin := self._names.get(_folded(name)):
+                self.refuse(
+                    name, "name", f"the name is the same as {escape(twin)} on other systems", "Rename one of them.",
+                )  # fmt: skip
             elif len(self._taken) >= self._max_files:
                 self.refuse(name, "count", f"more than {self._max_files} files", "Raise outputs.max_files.")
             elif found.st_size > self._max_file_size:
@@ -215,6 +236,7 @@ class _Intake:
             )
             return
         self._total += size
+        self._names[_folded(name)] = name
         self._taken.append(
             Candidate(name=os.fsdecode(name), snapshot=str(target), size=size, sha256=digest.hexdigest())
         )
@@ -232,6 +254,22 @@ class _Intake:
         return every
 
 
+def _open_regular(folder: int, part: bytes) -> int | None:
+    """Open a regular file for reading, None for anything else: a device or a FIFO is never opened itself."""
+    place = _open(folder, part, os.O_PATH)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return None
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def _folded(name: bytes) -> str:
+    """What systems that ignore case, or the way accents are written, take a name for."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name.decode()).casefold())
+
+
 def _bad_name(name: bytes) -> str:
     """Why a name may not leave, or nothing."""
     try:
@@ -245,6 +283,14 @@ def _bad_name(name: bytes) -> str:
             return "the name has control or invisible characters"
         if part.startswith((".", "-", "~")) or part != part.strip() or part.endswith("."):
             return "the name starts with a dot, dash or tilde, or ends with a dot or space"
-        if any(c in part for c in '\\:*?"<>|') or part.split(".")[0].lower() in _RESERVED:
+        # Letters of full width and the like become the plain ones elsewhere.
+        plain = unicodedata.normalize("NFKC", part)
+        if (
+            any(c in plain for c in '/\\:*?"<>|')
+            or plain.startswith(".")
+            or part.split(".")[0].lower() in _RESERVED
+        ):
             return "the name means something special on other systems"
+    if any(fnmatch.fnmatchcase(text.rpartition("/")[2].lower(), name) for name in _INSTRUCTIONS):
+        return "programs take a file of this name for instructions"
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import uuid
 from pathlib import Path
@@ -24,6 +23,7 @@ from ..locations import state_dir
 from ..manifest.compile import Resolution
 from ..provisioner import GloveboxProvisioner
 from ..supervisor.spec import Closed, Ended, Launched
+from . import show
 
 
 class RunResult(msgspec.Struct, kw_only=True):
@@ -172,6 +172,13 @@ def run_notebook(
         if "launched" not in grant.results:
             raise GloveboxError(str(error)) from error
         status, reason = "error", str(error)
+    except Exception as error:  # the code inside writes messages, and can write any nonsense
+        if "launched" not in grant.results:
+            raise
+        status, reason = (
+            "error",
+            f"the kernel sent what no client understands: {type(error).__name__}: {error}",
+        )
     finally:
         grants.drop(kernel_id)
         if sys.stderr.isatty():
@@ -179,10 +186,7 @@ def run_notebook(
     if output is not None:
         with contextlib.suppress(KeyError):
             del notebook.metadata["widgets"]
-        try:
-            nbformat.write(notebook, output)  # type: ignore[no-untyped-call]
-        except OSError as error:
-            raise _unwritable(output, error) from error
+        _write(notebook, output)
     return _result(path, resolution, grant, kernel_id, status, reason)
 
 
@@ -221,6 +225,25 @@ def _result(
     )
 
 
+def _write(notebook: Any, output: Path) -> None:
+    """Write the executed notebook.
+
+    Raises:
+        GloveboxError: it cannot be written.
+    """
+    try:
+        # A lone surrogate, which a kernel can send, becomes the escape that JSON has for it.
+        text = nbformat.writes(notebook).encode("utf-8", "backslashreplace")  # type: ignore[no-untyped-call]
+        output.write_bytes(text + b"\n")
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise GloveboxError(
+            f"The executed notebook cannot be written as JSON: {escape(str(error))[:200]}",
+            "Run it without --output; the kernel put nonsense into its messages.",
+        ) from error
+
+
 def to_json(result: RunResult) -> str:
     """The result as indented JSON."""
-    return json.dumps(msgspec.to_builtins(result), indent=2, ensure_ascii=False)
+    return show.json_text(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -15,10 +16,20 @@ import msgspec
 from ..ledger.events import Event, Usage
 from ..limits.base import ControlState
 
+# What JSON leaves as it is, and a terminal or an editor obeys: DEL, C1 controls, marks of direction,
+# separators of lines; and surrogates, which cannot be printed at all.
+_OBEYED = re.compile(r"[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def json_text(value: object) -> str:
+    """A value as indented JSON that is safe to print, with every control character escaped."""
+    text = json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
 
 def as_json(value: object) -> None:
     """Print a value as JSON on standard output."""
-    print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+    print(json_text(value))
 
 
 def note(text: str) -> None:

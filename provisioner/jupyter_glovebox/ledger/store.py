@@ -15,16 +15,17 @@ import os
 import sqlite3
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import GloveboxError
-from .events import Event, UsageRecord
+from .events import Event, UsageRecord, escape
 
 SCHEMA = 1
 _BUSY_SECONDS = 30.0
 _START = "0" * 64
+_Shape = TypeVar("_Shape")
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entries (
     seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, kernel_id TEXT NOT NULL,
@@ -174,6 +175,15 @@ class Ledger:
                 raise self._error(error) from error
         return [(int(seq), str(body)) for seq, body in rows]
 
+    def _decode(self, seq: int, body: str, shape: type[_Shape]) -> _Shape:
+        try:
+            return msgspec.json.decode(body, type=shape)
+        except msgspec.DecodeError as error:
+            raise LedgerError(
+                f"Entry {seq} of the ledger {self.path} cannot be read: {escape(str(error))}.",
+                "See whether it was changed: jupyter glovebox events --verify",
+            ) from error
+
     def events(
         self,
         since: int = 0,
@@ -183,9 +193,7 @@ class Ledger:
     ) -> tuple[list[Event], int]:
         """Events with a sequence number above `since`, oldest first, and the number to go on from."""
         rows = self._select("event", since, kernel_id, notebook, limit)
-        events = [
-            msgspec.structs.replace(msgspec.json.decode(body, type=Event), seq=seq) for seq, body in rows
-        ]
+        events = [msgspec.structs.replace(self._decode(seq, body, Event), seq=seq) for seq, body in rows]
         return events, rows[-1][0] if rows else since
 
     def usage(
@@ -193,14 +201,14 @@ class Ledger:
     ) -> list[UsageRecord]:
         """Usage records, oldest first."""
         rows = self._select("usage", since, kernel_id, notebook, limit)
-        return [msgspec.json.decode(body, type=UsageRecord) for _, body in rows]
+        return [self._decode(seq, body, UsageRecord) for seq, body in rows]
 
     def records(
         self, kind: str, kernel_id: str | None = None, notebook: str | None = None, limit: int = 1000
     ) -> list[dict[str, Any]]:
         """Entries of any other kind, oldest first, each with its `seq`."""
         rows = self._select(kind, 0, kernel_id, notebook, limit)
-        return [msgspec.json.decode(body, type=dict[str, Any]) | {"seq": seq} for seq, body in rows]
+        return [self._decode(seq, body, dict[str, Any]) | {"seq": seq} for seq, body in rows]
 
     def verify_chain(self) -> int | None:
         """None when the chain is whole, else the first sequence number that does not fit."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 
 from ..errors import CannotIsolateError, RefusedError
 from ..ledger.events import escape
-from ..limits.base import Breach, ControlState
+from ..limits.base import ControlState
 from ..locations import private_dir, state_dir
 from ..manifest.plan import Plan
 from .recorder import Recorder
@@ -97,29 +95,3 @@ class InputWatch:
 def make_disk_scratch(kernel_id: str) -> str:
     """A private host folder for a scratch on disk; removed at destruction. Raises OSError, GloveboxError."""
     return str(private_dir(state_dir() / "scratch" / kernel_id))
-
-
-def disk_breach(folder: str, limit: int) -> Breach | None:
-    """Whether a scratch folder on disk holds more bytes or entries than it may. Links are not followed."""
-    used = entries = 0
-    for _, names, files, fd in os.fwalk(folder, follow_symlinks=False):
-        entries += len(names) + len(files)
-        for name in files:
-            try:
-                used += os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks * 512
-            except OSError:
-                continue
-        if used > limit or entries > 200_000:
-            return Breach(
-                budget="storage",
-                message=f"storage budget reached: scratch holds {used >> 20} MiB in {entries} entries, "
-                f"allowed are {limit >> 20} MiB and 200000 entries",
-                fatal=True,
-            )
-    return None
-
-
-def remove_tree(folder: str) -> bool:
-    """Remove a folder and see it gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return not Path(folder).exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..ledger.events import CleanupStep
 from ..limits.base import Limiter
 from ..sandbox.base import Sandbox
-from .checks import remove_tree
+from .folders import remove_tree
 from .spec import Ports
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import RefusedError
 from ..ledger.events import escape
 from ..manifest.plan import Plan
 from .recorder import Recorder
@@ -75,11 +74,6 @@ class Exporter:
         target = destination(self._plan, self._export_dir)
         if outputs is None or root is None or target is None:
             return []
-        if self._export_dir is None and os.path.realpath(target) != os.path.normpath(target):
-            # The plan was compiled for a folder; a link put there since could lead anywhere.
-            raise RefusedError(
-                f"The outputs folder {escape(str(target))} is a link now; nothing was exported."
-            )
         with tempfile.TemporaryDirectory(prefix="snapshot-", dir=self._snapshots) as folder:
             snapshots = Path(folder)
             candidates = intake.collect(
@@ -100,6 +94,7 @@ class Exporter:
                     kernel_id=self._kernel,
                     plan_digest=self._plan.digest,
                     notebook=self._plan.notebook,
+                    within=None if self._export_dir is not None else Path(self._plan.workdir),
                 )
         if promoting:
             for artifact in artifacts:

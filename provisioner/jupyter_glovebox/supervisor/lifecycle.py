@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .. import limits, sandbox
 from ..errors import CannotIsolateError, GloveboxError, RefusedError
-from ..ledger.events import Cell, CleanupStep, Usage, UsageRecord
+from ..ledger.events import Cell, CleanupStep, Usage, UsageRecord, escape
 from ..limits.base import Breach, ControlState, Limiter, LimitValues
 from ..locations import config_dir, runtime_dir, state_dir
 from ..sandbox import posture
@@ -26,6 +26,7 @@ from ..sandbox.validation import validate
 from . import checks, destruction
 from .channel import CONTROL_FD, Channel, Lines, read_available
 from .exports import Exporter, outputs_dir
+from .folders import DiskScratch
 from .output import KernelOutput
 from .recorder import Recorder
 from .spec import Closed, Command, Ended, Failed, Launched, LaunchSpec
@@ -60,6 +61,7 @@ class Supervisor:
         self.output = KernelOutput() if spec.mode == "kernel" else None
         self.posture: dict[str, ControlState] = {}
         self.disk_scratch: str | None = None
+        self._disk: DiskScratch | None = None
         self._fds: list[int] = []
         self._wake_read, self._wake_write = os.pipe()
         self._fds += [self._wake_read, self._wake_write]
@@ -93,7 +95,14 @@ class Supervisor:
             self._trace()
             self._fail("error", "supervisor", f"The supervisor failed: {error!r}")
         else:
-            status = self._serve()
+            try:
+                status = self._serve()
+            except Exception as error:  # noqa: BLE001 - destroyed and recorded, whatever it was
+                self._trace()
+                self.recorder.report(
+                    "cleanup", "supervise", escape(f"The supervisor failed: {error!r}"), severity="high"
+                )
+                self.end_reason, status = "supervisor-failed", -signal.SIGKILL
             self._finish(status)
 
     def _fail(self, kind: str, stage: str, message: str, remedy: str = "") -> None:
@@ -178,6 +187,7 @@ class Supervisor:
             raise GloveboxError("A command needs its three streams.")
         if plan.scratch.on == "disk":
             self.disk_scratch = checks.make_disk_scratch(spec.kernel_id)
+            self._disk = DiskScratch(self.disk_scratch, plan.scratch.size)
         return Request(
             plan=plan,
             environment=spec.environment,
@@ -348,8 +358,8 @@ class Supervisor:
     def _check_budgets(self) -> None:
         assert self.limiter is not None  # noqa: S101 - narrows the type
         breach = self.limiter.check()
-        if breach is None and self.disk_scratch is not None:
-            breach = checks.disk_breach(self.disk_scratch, self.plan.scratch.size)
+        if breach is None and self._disk is not None:
+            breach = self._disk.check(self.limiter.pids())
         if breach is not None:
             self.recorder.report("limit", breach.budget, breach.message, rule=f"budgets.{breach.budget}")
             if breach.fatal:

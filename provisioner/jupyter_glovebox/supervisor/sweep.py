@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ..errors import GloveboxError
 from ..ledger.events import CleanupStep, UsageRecord
 from ..ledger.store import Ledger
 from ..locations import runtime_dir, state_dir
-from .checks import remove_tree
+from .folders import remove_tree
 from .state import KernelState, alive, read_states
 
 
@@ -55,4 +56,18 @@ def sweep_dead(*, only: str | None = None) -> list[UsageRecord]:
         if (only is None or state.kernel_id == only) and not alive(state):
             with contextlib.suppress(GloveboxError):
                 records.append(sweep_kernel(state))
+    if only is None:
+        _sweep_scratch()
     return records
+
+
+def _sweep_scratch() -> None:
+    """Scratch folders on disk that no supervisor knows: what one of them could not remove."""
+    try:
+        found = os.listdir(state_dir() / "scratch")
+    except FileNotFoundError:
+        return
+    known = {state.kernel_id for state in read_states(runtime_dir())}  # a state is there before its scratch
+    for name in found:
+        if name not in known:
+            remove_tree(str(state_dir() / "scratch" / name))
